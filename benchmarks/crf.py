@@ -50,7 +50,7 @@ def _ours(
 ) -> Tensor:
     kernels = [ph.crf.Kernel(each, weight, space=space) for each, weight in zip(features, weights, strict=True)]
     planes = energies.reshape(-1, *space)
-    return ph.crf.mean_field(planes, kernels, iterations, logarithms=logarithms).flatten(1)
+    return ph.crf.mean_field(planes, kernels, num_iterations=iterations, logarithms=logarithms).flatten(1)
 
 
 def _pydensecrf(iterations: int, energies: Tensor, *features: Tensor) -> Tensor:

@@ -113,13 +113,17 @@ def _prepare_photographs(inputs: Inputs, sizes: str = "one", step: str = "bilate
     if sizes == "many":
         extents = [tuple(torch.randint(200, _SIDE + 1, (2,), generator=draw).tolist()) for _ in extents]
     photographs = [photo.to(inputs.device) for photo in inputs.photographs(extents)]
-    features = [ph.bilateral_features(photo, 16.0, 0.1) for photo in photographs] if step == "build" else []
+    features = (
+        [ph.features.bilateral(photo, sigma_space=16.0, sigma_color=0.1) for photo in photographs]
+        if step == "build"
+        else []
+    )
 
     def run(number: int) -> Any:
         which = number % _PHOTOGRAPHS
         if step == "build":
             return ph.build_lattice(features[which], neighborhood_size=0, separable=True)
-        return ph.bilateral_filter(photographs[which], 16.0, 0.1)
+        return ph.bilateral_filter(photographs[which], sigma_space=16.0, sigma_color=0.1)
 
     return Prepared(Contender(OURS, run), origin="photographs of BSDS500", num_inputs=_PHOTOGRAPHS)
 

@@ -121,7 +121,7 @@ def synthetic_image(height: int, width: int) -> Tensor:
 
 def bilateral_problem(image: Tensor, sigmas: tuple[float, float], origin: str) -> FilterProblem:
     """Return the bilateral filter of `image [channels, height, width]` as a problem over points."""
-    features = ph.bilateral_features(image, *sigmas).contiguous()
+    features = ph.features.bilateral(image, sigma_space=sigmas[0], sigma_color=sigmas[1]).contiguous()
     values = image.flatten(1).t().contiguous()
     return FilterProblem(features, values, origin, image, sigmas)
 

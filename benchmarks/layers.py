@@ -69,13 +69,13 @@ def _prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
 
     def contender(name: str, backend: str | None, note: str = "") -> Contender:
         def run(number: int) -> Any:
-            with ph.use_backend(backend):
+            with ph.backends.use(backend):
                 if backward:
                     return torch.autograd.grad(kept["output"], leaves, gradient)
                 return forward()
 
         def before(number: int) -> None:
-            with ph.use_backend(backend):
+            with ph.backends.use(backend):
                 kept["output"] = forward()
 
         return Contender(name, run, before if backward else None, error=None if backward else error, note=note)
@@ -92,11 +92,11 @@ def _prepare_image_layer(
     options: dict[str, Any] = {"device": inputs.device, "dtype": dtype}
     torch.manual_seed(0)
     images = torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(**options)
-    layer = ph.nn.PermutohedralConvolution(CHANNELS, CHANNELS, 2, 2, normalization="none", **options)
+    layer = ph.nn.PermutohedralConv(CHANNELS, CHANNELS, 2, 2, normalization="none", **options)
     convolutions = [nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, **options) for _ in range(2)]
     # a layout, which torch's annotations of Module.to do not know
     convolutions[1].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    features = ph.position_features(HEIGHT, WIDTH, device=inputs.device).expand(batch, -1, -1).contiguous()
+    features = ph.features.positions((HEIGHT, WIDTH), device=inputs.device).expand(batch, -1, -1).contiguous()
     lattice = ph.build_lattice(features, neighborhood_size=2)
     exact = _in_float64(lattice)
 
@@ -151,7 +151,7 @@ def _mnist_points(inputs: Inputs) -> tuple[list[Tensor], Tensor]:
     """Return 784 random positions for each of 64 images, three times, and a grid of 576 targets."""
     generator = torch.Generator().manual_seed(0)
     sources = [(28 * torch.rand(64, 784, 2, generator=generator)).to(inputs.device) for _ in range(3)]
-    targets = (ph.position_features(24, 24, device=inputs.device) + 2).expand(64, -1, -1).contiguous()
+    targets = (ph.features.positions((24, 24), device=inputs.device) + 2).expand(64, -1, -1).contiguous()
     return sources, targets
 
 
@@ -172,7 +172,7 @@ def _prepare_mnist_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
     """
     sources, targets = _mnist_points(inputs)
     values = torch.rand(64, 784, 1, generator=torch.Generator().manual_seed(1)).to(inputs.device)
-    layer = ph.nn.PermutohedralConvolution(1, 20, 2, 2, device=inputs.device)
+    layer = ph.nn.PermutohedralConv(1, 20, 2, 2, device=inputs.device)
     gradient = torch.ones_like(layer(values, sources[0], targets))
 
     def run(number: int) -> Any:
@@ -232,7 +232,7 @@ def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, tra
     def error(output: Any) -> float:
         on = _in_float64(lattice)
         exact = [leaf.detach().double().requires_grad_(training) for leaf in leaves]
-        with ph.use_backend("reference"):
+        with ph.backends.use("reference"):
             truth: Any = ph.convolve(exact[0], exact[1], on)
             if not training:
                 return relative_error(output, truth)
@@ -256,9 +256,9 @@ def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepare
     device = inputs.device
     module: nn.Module
     if kind == "layer":
-        module = ph.nn.PermutohedralConvolution(16, 32, dimension=3, device=device)
+        module = ph.nn.PermutohedralConv(16, 32, dimension=3, device=device)
     elif kind == "three-layers":
-        module = nn.ModuleList(ph.nn.PermutohedralConvolution(32, 32, 3, device=device) for _ in range(3))
+        module = nn.ModuleList(ph.nn.PermutohedralConv(32, 32, 3, device=device) for _ in range(3))
     else:
         module = LatticeUNet(4, 3).to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)

@@ -61,51 +61,51 @@ class Operands(NamedTuple):
         torch.autograd.grad(result, [self.values, *learned], self.upstream)
 
 
-def _run_flat(given: Operands, pyramid: ph.LatticePyramid) -> None:
+def _run_flat(given: Operands, pyramid: ph.levels.LatticePyramid) -> None:
     """Run forward and backward through one layer: splat, convolve, slice."""
     fine = pyramid.levels[0]
     result = ph.slice(ph.convolve(ph.splat(given.values, fine), given.weights[0], fine), fine)
     given.differentiate(result, given.weights[0])
 
 
-def _run_interpolated(given: Operands, pyramid: ph.LatticePyramid) -> None:
+def _run_interpolated(given: Operands, pyramid: ph.levels.LatticePyramid) -> None:
     """Add a convolution on the coarse level, down by P^T and up by P, with a skip connection."""
     fine, coarse = pyramid.levels[:2]
     skip = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
-    below = ph.convolve(ph.coarsen(skip, pyramid, 0), given.weights[1], coarse)
-    refined = ph.refine(below, pyramid, 0, added=skip)
+    below = ph.convolve(ph.levels.coarsen(skip, pyramid, 0), given.weights[1], coarse)
+    refined = ph.levels.refine(below, pyramid, 0, added=skip)
     given.differentiate(ph.slice(refined, fine), *given.weights[:2])
 
 
-def _run_mixed(given: Operands, pyramid: ph.LatticePyramid) -> None:
+def _run_mixed(given: Operands, pyramid: ph.levels.LatticePyramid) -> None:
     """Mix channels on the way down and up, as networks with different widths need."""
     fine, coarse = pyramid.levels[:2]
     skip = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
-    below = ph.convolve(ph.coarsen(skip, pyramid, 0) @ given.mixes[0], given.weights[1], coarse)
-    refined = ph.refine(below @ given.mixes[1], pyramid, 0, added=skip)
+    below = ph.convolve(ph.levels.coarsen(skip, pyramid, 0) @ given.mixes[0], given.weights[1], coarse)
+    refined = ph.levels.refine(below @ given.mixes[1], pyramid, 0, added=skip)
     given.differentiate(ph.slice(refined, fine), *given.weights[:2], *given.mixes)
 
 
-def _run_learned(given: Operands, pyramid: ph.LatticePyramid) -> None:
+def _run_learned(given: Operands, pyramid: ph.levels.LatticePyramid) -> None:
     """Convolve from level to level with learned weights."""
     fine, coarse = pyramid.levels[:2]
     skip = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
-    below = ph.convolve(ph.convolve_down(skip, given.weights[2], pyramid, 0), given.weights[1], coarse)
-    refined = ph.convolve_up(below, given.weights[3], pyramid, 0) + skip
+    below = ph.convolve(ph.levels.convolve_down(skip, given.weights[2], pyramid, 0), given.weights[1], coarse)
+    refined = ph.levels.convolve_up(below, given.weights[3], pyramid, 0) + skip
     given.differentiate(ph.slice(refined, fine), *given.weights)
 
 
 def _prepare_build(inputs: Inputs, points: Callable[[int], Tensor]) -> Prepared:
     clouds = [points(seed).to(inputs.device) for seed in range(_VARIANTS)]
     one = Contender("one lattice", lambda number: ph.build_lattice(clouds[number % _VARIANTS]), same_task=False)
-    ours = Contender(OURS, lambda number: ph.build_pyramid(clouds[number % _VARIANTS], LEVELS))
+    ours = Contender(OURS, lambda number: ph.levels.build_pyramid(clouds[number % _VARIANTS], LEVELS))
     return Prepared(ours, [one], "seeded points", num_inputs=_VARIANTS)
 
 
 def _prepare_filter(
-    inputs: Inputs, points: Callable[[int], Tensor], run: Callable[[Operands, ph.LatticePyramid], None]
+    inputs: Inputs, points: Callable[[int], Tensor], run: Callable[[Operands, ph.levels.LatticePyramid], None]
 ) -> Prepared:
-    pyramids = [ph.build_pyramid(points(seed).to(inputs.device), 2) for seed in range(_VARIANTS)]
+    pyramids = [ph.levels.build_pyramid(points(seed).to(inputs.device), 2) for seed in range(_VARIANTS)]
     given = Operands.draw(inputs.device)
     flat = Contender("one level", lambda number: _run_flat(given, pyramids[number % _VARIANTS]), same_task=False)
     ours = Contender(OURS, lambda number: run(given, pyramids[number % _VARIANTS]))

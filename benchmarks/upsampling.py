@@ -44,7 +44,7 @@ def _photograph(photographs: list[Tensor], height: int, width: int, generator: t
 def _prepare(
     inputs: Inputs, coarse: tuple[int, int, int], size: tuple[int, int], options: dict[str, Any], channels_last: bool
 ) -> Prepared:
-    photographs = [ph.opponent_colors(load_scene(name).color) for name in SCENES]
+    photographs = [ph.features.opponent_colors(load_scene(name).color) for name in SCENES]
     given = []
     for number in range(_VARIANTS):
         generator = torch.Generator().manual_seed(number)
@@ -56,7 +56,7 @@ def _prepare(
     def ours(number: int) -> Tensor:
         values, guide = given[number % _VARIANTS]
         with torch.no_grad():
-            found: Tensor = ph.upsample(values, guide, sigma_range=SIGMA_COLOR, **options)
+            found: Tensor = ph.upsample(values, guide, sigma_color=SIGMA_COLOR, **options)
         return found
 
     def bilinear(number: int) -> Tensor:

@@ -84,7 +84,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 @pytest.fixture(params=usable_backends())
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Force each backend that runs on the device."""
-    with dispatch.use_backend(request.param):
+    with dispatch.use(request.param):
         yield request.param
 
 

@@ -64,7 +64,7 @@ def poisoned_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for place, name in _ALLOCATORS:
             patch.setattr(place, name, _poisoning(getattr(place, name)))
-        if "native" in dispatch.available_backends():
+        if "native" in dispatch.available():
             from permutohedral.ops.native import bridge
 
             # large tensors that torch does not allocate

@@ -29,53 +29,56 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     elsewhere = replace(loads, name="elsewhere", why_not_on=lambda device: f"it does not run on {device!r}")
     monkeypatch.setattr(dispatch, "_BACKENDS", [absent, elsewhere, loads, *dispatch._BACKENDS])
     yield
-    ph.use_backend(None)
+    ph.backends.use(None)
 
 
 def test_reference_is_always_available() -> None:
-    assert ph.available_backends()[-1] == "reference"
-    assert len(set(ph.available_backends())) == len(ph.available_backends())
+    assert ph.backends.available()[-1] == "reference"
+    assert len(set(ph.backends.available())) == len(ph.backends.available())
 
 
 def test_use_backend_block_forces_and_restores(backend: str) -> None:
     tensor = torch.zeros(1, device=DEVICE)
-    assert ph.explain_backend(tensor).startswith(f"{backend}: forced")
-    with ph.use_backend("reference"):
-        assert ph.explain_backend(tensor).startswith("reference: forced")
-        with ph.use_backend(None):
-            assert "chosen" in ph.explain_backend(tensor).splitlines()[0]
-        assert ph.explain_backend(tensor).startswith("reference: forced")
-    assert ph.explain_backend(tensor).startswith(f"{backend}: forced")
+    assert ph.backends.explain(tensor).startswith(f"{backend}: forced")
+    with ph.backends.use("reference"):
+        assert ph.backends.explain(tensor).startswith("reference: forced")
+        with ph.backends.use(None):
+            assert "chosen" in ph.backends.explain(tensor).splitlines()[0]
+        assert ph.backends.explain(tensor).startswith("reference: forced")
+    assert ph.backends.explain(tensor).startswith(f"{backend}: forced")
 
 
 def test_restores_backend_after_error(backend: str) -> None:
     def fail() -> None:
-        with ph.use_backend("reference"):
+        with ph.backends.use("reference"):
             ph.build_lattice(torch.zeros(3, device=DEVICE))
 
-    with pytest.raises(ph.InputError):
+    with pytest.raises(ph.errors.InputError):
         fail()
-    assert ph.explain_backend(torch.zeros(1, device=DEVICE)).startswith(f"{backend}: forced")
+    assert ph.backends.explain(torch.zeros(1, device=DEVICE)).startswith(f"{backend}: forced")
 
 
 def test_rejects_unknown_backend() -> None:
-    with pytest.raises(ph.InputError, match=r"no backend 'cuda'; choose one of .*'reference'"):
-        ph.use_backend("cuda")
+    with pytest.raises(ph.errors.InputError, match=r"no backend 'cuda'; choose one of .*'reference'"):
+        ph.backends.use("cuda")
 
 
 @pytest.mark.usefixtures("broken")
 def test_unavailable_backend_raises_with_reason() -> None:
-    with pytest.raises(ph.BackendUnavailable, match="'absent' cannot be used: it is not installed"):
-        ph.use_backend("absent")
-    assert "absent" not in ph.available_backends()
-    assert "absent: it is not installed" in ph.explain_backend()
+    with pytest.raises(ph.errors.BackendUnavailable, match="'absent' cannot be used: it is not installed"):
+        ph.backends.use("absent")
+    assert "absent" not in ph.backends.available()
+    assert "absent: it is not installed" in ph.backends.explain()
 
 
 @pytest.mark.usefixtures("broken")
 def test_unsupported_device_raises_with_reason() -> None:
-    with ph.use_backend("elsewhere"), pytest.raises(ph.BackendUnavailable, match=r"'elsewhere'.*does not run on"):
+    with (
+        ph.backends.use("elsewhere"),
+        pytest.raises(ph.errors.BackendUnavailable, match=r"'elsewhere'.*does not run on"),
+    ):
         ph.build_lattice(draw(5, 2))
-    assert f"elsewhere: it does not run on {DEVICE.type!r}" in ph.explain_backend(torch.zeros(1, device=DEVICE))
+    assert f"elsewhere: it does not run on {DEVICE.type!r}" in ph.backends.explain(torch.zeros(1, device=DEVICE))
 
 
 @pytest.mark.usefixtures("broken")
@@ -86,8 +89,8 @@ def test_broken_backend_raises_without_fallback() -> None:
 
 @pytest.mark.usefixtures("broken")
 def test_broken_backend_is_not_listed() -> None:
-    assert "broken" not in ph.available_backends()
-    assert "no_such_module" in ph.explain_backend().splitlines()[0]
+    assert "broken" not in ph.backends.available()
+    assert "no_such_module" in ph.backends.explain().splitlines()[0]
 
 
 def test_backend_implements_every_primitive(backend: str) -> None:
@@ -100,12 +103,12 @@ def test_backend_implements_every_primitive(backend: str) -> None:
 
 def test_block_does_not_affect_other_threads() -> None:
     by_default = chosen_backend()
-    with ph.use_backend("reference"):
+    with ph.backends.use("reference"):
         assert in_another_thread(chosen_backend) == by_default
 
 
 def chosen_backend() -> str:
-    return ph.explain_backend(torch.zeros(1, device=DEVICE)).split(":")[0]
+    return ph.backends.explain(torch.zeros(1, device=DEVICE)).split(":")[0]
 
 
 def in_another_thread(function: Callable[[], Any]) -> Any:
@@ -114,15 +117,15 @@ def in_another_thread(function: Callable[[], Any]) -> Any:
 
 
 def test_call_without_block_sets_process_default() -> None:
-    ph.use_backend("reference")
+    ph.backends.use("reference")
     try:
         assert in_another_thread(chosen_backend) == "reference"
-        with ph.use_backend(None):
-            assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
+        with ph.backends.use(None):
+            assert "chosen for device" in ph.backends.explain(torch.zeros(1, device=DEVICE))
         assert chosen_backend() == "reference"
     finally:
-        ph.use_backend(None)
-    assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
+        ph.backends.use(None)
+    assert "chosen for device" in ph.backends.explain(torch.zeros(1, device=DEVICE))
 
 
 class Recorded(TorchDispatchMode):
@@ -140,7 +143,7 @@ def test_backward_uses_backend_of_forward(elsewhere: bool, registered: bool, mon
     calls: list[str] = []
     genuine = reference.slice
     values, features = draw(5, 2).requires_grad_(), draw(5, 2, seed=1)
-    with ph.use_backend("reference"):
+    with ph.backends.use("reference"):
         lattice = ph.build_lattice(features)
         with Recorded() if registered else nullcontext():  # type: ignore[no-untyped-call]
             result = ph.splat(values, lattice).sum()
@@ -165,7 +168,7 @@ def results_of(values: Tensor, features: Tensor, targets: Tensor, weight: Tensor
         ph.permutohedral_filter(values, features, weight, targets, normalization="symmetric"),
         ph.permutohedral_filter(values, features, weight, normalization="density"),
         ph.gaussian_filter(values, features, targets),
-        ph.gaussian_filter(values, features, targets, "none", halo=1),
+        ph.gaussian_filter(values, features, targets, normalization="none", halo=1),
     ]
 
 
@@ -179,7 +182,7 @@ def gradients_of(*inputs: Tensor) -> list[Tensor]:
 
 @pytest.fixture(params=[name for name in usable_backends() if name != "reference"])
 def other_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    with ph.use_backend(request.param):
+    with ph.backends.use(request.param):
         yield request.param
 
 
@@ -187,18 +190,18 @@ def other_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("dimension", [1, 2, 3, 5])
 def test_backends_agree_on_scattered_points(dimension: int, dtype: torch.dtype) -> None:
     """On more points than the oracle can take. Gradients in float64: of features they jump from face to face."""
-    taps = ph.Neighborhood(dimension, 1).filter_size
+    taps = ph.lattice.Neighborhood(dimension, 1).filter_size
     shapes = [(700, 4), (700, dimension), (300, dimension), (taps, 2, 6)]
     inputs = [draw(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
     actual = results_of(*inputs) + (gradients_of(*inputs) if dtype == torch.float64 else [])
-    with ph.use_backend("reference"):
+    with ph.backends.use("reference"):
         expected = results_of(*inputs) + (gradients_of(*inputs) if dtype == torch.float64 else [])
     for one, other in zip(actual, expected, strict=True):
         assert_close(one, other)
 
 
 @pytest.mark.usefixtures("other_backend")
-@pytest.mark.parametrize(("method", "levels"), [("separable", None), ("dense", 8)])
+@pytest.mark.parametrize(("method", "levels"), [("lattice", None), ("dense", 8)])
 def test_backends_agree_on_images(method: GaussianMethod, levels: int | None, dtype: torch.dtype) -> None:
     """The first row of pixels lies on faces: a tie, which all must break alike for the separable method to agree.
 
@@ -206,9 +209,9 @@ def test_backends_agree_on_images(method: GaussianMethod, levels: int | None, dt
     """
     colors = np.random.default_rng(0).random((1, 24, 31))
     image = to_tensor(colors if levels is None else np.round(colors * levels) / levels, dtype)
-    actual = ph.bilateral_filter(image, 4.0, 0.25, method=method)
-    with ph.use_backend("reference"):
-        assert_close(actual, ph.bilateral_filter(image, 4.0, 0.25, method=method))
+    actual = ph.bilateral_filter(image, sigma_space=4.0, sigma_color=0.25, method=method)
+    with ph.backends.use("reference"):
+        assert_close(actual, ph.bilateral_filter(image, sigma_space=4.0, sigma_color=0.25, method=method))
 
 
 def test_lattice_works_on_another_backend(backend: str) -> None:
@@ -220,7 +223,7 @@ def test_lattice_works_on_another_backend(backend: str) -> None:
 
     mine = ph.build_lattice(features, targets)
     expected = use(mine)
-    with ph.use_backend("reference"):
+    with ph.backends.use("reference"):
         assert_close(use(mine), expected)
         theirs = ph.build_lattice(features, targets)
     assert_close(use(theirs), expected)

@@ -81,7 +81,7 @@ def test_ragged_batches() -> None:
     compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
 
 
-@pytest.mark.parametrize(("method", "halo"), [("separable", 0), ("separable", 1), ("dense", 0)])
+@pytest.mark.parametrize(("method", "halo"), [("lattice", 0), ("lattice", 1), ("dense", 0)])
 def test_gaussian_filter(method: Any, halo: int) -> None:
     def function(values: Tensor, features: Tensor) -> Tensor:
         return ph.gaussian_filter(values, features, method=method, halo=halo)
@@ -90,7 +90,7 @@ def test_gaussian_filter(method: Any, halo: int) -> None:
 
 
 def test_bilateral_filter() -> None:
-    compare(lambda image: ph.bilateral_filter(image, 2.0, 0.5), draw(2, 3, 4, 5))
+    compare(lambda image: ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.5), draw(2, 3, 4, 5))
 
 
 def test_lattice_built_outside() -> None:
@@ -104,14 +104,17 @@ def test_lattice_built_outside() -> None:
 
 def test_convolution_layer() -> None:
     """That of a fixed scale is the one of the other tests."""
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, learn_scale=True, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, learn_sigma=True, device=DEVICE)
     compare(layer, draw(20, 2), draw(20, 2, seed=1))
 
 
 def test_image_layers() -> None:
     torch.manual_seed(1)
     network = torch.nn.Sequential(
-        ph.nn.BilateralConvolution2d(1, 4), torch.nn.ReLU(), ph.nn.BilateralFilter(2.0, 0.5), torch.nn.Conv2d(4, 2, 1)
+        ph.nn.BilateralConv2d(1, 4),
+        torch.nn.ReLU(),
+        ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.5),
+        torch.nn.Conv2d(4, 2, 1),
     ).to(DEVICE)
     compare(network, draw(2, 1, 4, 5))
 
@@ -119,7 +122,7 @@ def test_image_layers() -> None:
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler on the CPU; none was found")
 def test_default_compiler() -> None:
     """Generated code for what lies between the operators, which it does not look into: one backend stands for all."""
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE)
     compare(layer, draw(20, 2), draw(20, 2, seed=1), compiler="inductor")
 
 
@@ -131,7 +134,7 @@ def test_new_sizes_reuse_the_graph() -> None:
         graphs.append(graph)
         return graph.forward
 
-    layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(4, 3, dimension=2, device=DEVICE)
     compiled = torch.compile(layer, fullgraph=True, backend=counting, dynamic=True)
     for seed, points in enumerate((20, 31, 8, 50)):
         values, features = draw(points, 4), draw(points, 2, seed=seed) * (1 + seed)
@@ -150,7 +153,7 @@ def test_other_dimensions_and_channels() -> None:
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "other_targets"])
 def test_graph_breaks_only_around_the_lattice(apart: bool, caplog: pytest.LogCaptureFixture) -> None:
     """No frame of a backend is compiled, and sizes that change do not end in a warning."""
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE)
 
     def function(values: Tensor, features: Tensor) -> Tensor:
         output: Tensor = layer(2 * values, features, features[::2] if apart else None)
@@ -183,7 +186,7 @@ def test_fake_tensors_have_real_shapes() -> None:
 
 
 def test_export() -> None:
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE).eval()
+    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE).eval()
     values, features = draw(20, 2), draw(20, 2, seed=1)
     program = torch.export.export(layer, (values, features), strict=True)
     others = draw(20, 2, seed=2), 3 * draw(20, 2, seed=3)
@@ -204,7 +207,7 @@ def test_export_of_a_field_with_sizes_that_change(strict: bool) -> None:
 @pytest.mark.parametrize("export", [True, False], ids=["export", "fake_tensors"])
 def test_eager_call_after_export(export: bool) -> None:
     """Offsets of taps are kept from call to call, and those of a recording hold no numbers."""
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE)
     inputs = draw(20, 2), draw(20, 2, seed=1)
     expected = layer(*inputs)
     for builder in (neighborhood._taps, *neighborhood._BUILDERS.values()):
@@ -224,7 +227,7 @@ def test_export_with_data_dependent_shapes() -> None:
     class Network(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.filter = ph.nn.PermutohedralConvolution(2, 4, dimension=2, normalization="coverage", device=DEVICE)
+            self.filter = ph.nn.PermutohedralConv(2, 4, dimension=2, normalization="coverage", device=DEVICE)
             self.norm = ph.nn.LatticeGroupNorm(2, 4, device=DEVICE)
 
         def forward(self, values: Tensor, features: Tensor, batch: Tensor) -> Tensor:
@@ -241,7 +244,7 @@ def test_export_with_data_dependent_shapes() -> None:
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.usefixtures("backend")
 def test_autocast_convolves_in_16_bits(half: torch.dtype) -> None:
-    layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(4, 3, dimension=2, device=DEVICE)
     values, features = draw(200, 4), 3 * draw(200, 2, seed=1)
     expected = layer(values, features)
     with torch.autocast(DEVICE.type, dtype=half):
@@ -259,7 +262,7 @@ def test_autocast_convolves_in_16_bits(half: torch.dtype) -> None:
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_autocast_keeps_float64(normalization: Any) -> None:
-    layer = ph.nn.PermutohedralConvolution(2, 3, 2, normalization=normalization, device=DEVICE, dtype=torch.float64)
+    layer = ph.nn.PermutohedralConv(2, 3, 2, normalization=normalization, device=DEVICE, dtype=torch.float64)
     inputs = draw(20, 2).double(), draw(20, 2, seed=1).double()
     with torch.autocast(DEVICE.type, dtype=torch.float16):
         actual = layer(*inputs)
@@ -267,7 +270,7 @@ def test_autocast_keeps_float64(normalization: Any) -> None:
 
 
 def test_autocast_with_compile() -> None:
-    layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(4, 3, dimension=2, device=DEVICE)
     values, features = draw(40, 4), draw(40, 2, seed=1)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):

@@ -19,7 +19,7 @@ from permutohedral.errors import DOCUMENTATION, PAGE
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-InputError = ph.InputError
+InputError = ph.errors.InputError
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -41,20 +41,26 @@ def items(*numbers: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 FEATURES: dict[str, ErrorCase] = {
-    "nan": (lambda: ph.build_lattice(features_with(float("nan"))), ph.FeatureRangeError, "finite.*row 4.*repair"),
-    "infinite": (lambda: ph.build_lattice(features_with(float("inf"))), ph.FeatureRangeError, "finite.*row 4"),
+    "nan": (
+        lambda: ph.build_lattice(features_with(float("nan"))),
+        ph.errors.FeatureRangeError,
+        "finite.*row 4.*repair",
+    ),
+    "infinite": (lambda: ph.build_lattice(features_with(float("inf"))), ph.errors.FeatureRangeError, "finite.*row 4"),
     "too_large": (
         lambda: ph.build_lattice(features_with(1e9)),
-        ph.FeatureRangeError,
+        ph.errors.FeatureRangeError,
         "do not fit.*subtract the mean.*larger bandwidth.*float64",
     ),
     "nan_in_targets": (
         lambda: ph.build_lattice(zeros(6, 2), features_with(float("nan"))),
-        ph.FeatureRangeError,
+        ph.errors.FeatureRangeError,
         "finite.*row 4",
     ),
     "nan_in_an_image": (
-        lambda: ph.bilateral_filter(torch.full((1, 4, 4), float("nan"), device=DEVICE), 1.0, 1.0),
+        lambda: ph.bilateral_filter(
+            torch.full((1, 4, 4), float("nan"), device=DEVICE), sigma_space=1.0, sigma_color=1.0
+        ),
         InputError,
         "finite",
     ),
@@ -118,24 +124,32 @@ BATCHES: dict[str, ErrorCase] = {
 }
 
 NEIGHBORHOODS: dict[str, ErrorCase] = {
-    "negative_size": (lambda: lattice_of(5, 2, neighborhood_size=-1), ph.NeighborhoodError, "at least 0.*got -1"),
-    "fraction": (lambda: lattice_of(5, 2, neighborhood_size=1.5), ph.NeighborhoodError, "whole number.*1.5"),
-    "no_dimension": (lambda: ph.Neighborhood(0, 1), ph.NeighborhoodError, "at least 1, got 0"),
-    "negative_dimension": (lambda: ph.gaussian_weight(-2, 1), ph.NeighborhoodError, "at least 1, got -2"),
+    "negative_size": (
+        lambda: lattice_of(5, 2, neighborhood_size=-1),
+        ph.errors.NeighborhoodError,
+        "at least 0.*got -1",
+    ),
+    "fraction": (lambda: lattice_of(5, 2, neighborhood_size=1.5), ph.errors.NeighborhoodError, "whole number.*1.5"),
+    "no_dimension": (lambda: ph.lattice.Neighborhood(0, 1), ph.errors.NeighborhoodError, "at least 1, got 0"),
+    "negative_dimension": (
+        lambda: ph.lattice.gaussian_weight(-2, 1),
+        ph.errors.NeighborhoodError,
+        "at least 1, got -2",
+    ),
     # 3^21 - 2^21 taps
     "too_many_taps": (
         lambda: lattice_of(5, 20, neighborhood_size=2),
-        ph.NeighborhoodError,
+        ph.errors.NeighborhoodError,
         "10,458,256,051 taps.*41,833,024,204 bytes.*smaller neighborhood_size.*gaussian_filter",
     ),
     "too_many_taps_in_a_layer": (
-        lambda: ph.nn.PermutohedralConvolution(1, 1, dimension=30),
-        ph.NeighborhoodError,
+        lambda: ph.nn.PermutohedralConv(1, 1, dimension=30),
+        ph.errors.NeighborhoodError,
         "2,147,483,647 taps",
     ),
     "too_many_channels_in_an_image": (
-        lambda: ph.nn.BilateralConvolution2d(64, 64),
-        ph.NeighborhoodError,
+        lambda: ph.nn.BilateralConv2d(64, 64),
+        ph.errors.NeighborhoodError,
         "taps.*pass guide_channels",
     ),
     "negative_halo": (lambda: lattice_of(5, 2, halo=-1), InputError, "halo.*-1"),
@@ -143,23 +157,31 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
     "halo_without_end": (lambda: lattice_of(5, 1, halo=10**6), InputError, "1000000 steps.*1024 steps"),
     "halo_of_too_many": (lambda: lattice_of(5, 5, halo=100), InputError, "100 steps.*lattice points around each"),
     # the number itself would take hours
-    "dimensions_without_end": (lambda: ph.Neighborhood(2**70, 1), ph.NeighborhoodError, "fewer feature dimensions"),
+    "dimensions_without_end": (
+        lambda: ph.lattice.Neighborhood(2**70, 1),
+        ph.errors.NeighborhoodError,
+        "fewer feature dimensions",
+    ),
 }
 
 MEMORY: dict[str, ErrorCase] = {
     # 3 lattice points with 217 taps of 4 bytes
     "neighbors": (
         lambda: lattice_of(5, 2, memory_limit=150, neighborhood_size=8),
-        ph.MemoryLimitError,
+        ph.errors.MemoryLimitError,
         r"217 taps.* 3 lattice points would take 2,604 bytes, more than memory_limit, 150 bytes; use",
     ),
     "simplices": (
         lambda: lattice_of(500, 2, memory_limit=1000),
-        ph.MemoryLimitError,
+        ph.errors.MemoryLimitError,
         "500 points in 2 dimensions would take 12,000 bytes",
     ),
     "text": (lambda: lattice_of(5, 2, memory_limit="1GB"), InputError, "memory_limit must be a number of bytes.*'1GB'"),
-    "halo": (lambda: lattice_of(5, 2, memory_limit=200, halo=3), ph.MemoryLimitError, "halo of 3 lattice points"),
+    "halo": (
+        lambda: lattice_of(5, 2, memory_limit=200, halo=3),
+        ph.errors.MemoryLimitError,
+        "halo of 3 lattice points",
+    ),
 }
 
 
@@ -288,56 +310,80 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         "halo.*build_lattice",
     ),
-    "channels_last": (lambda: ph.bilateral_filter(zeros(40, 50, 3), 1.0, 1.0), InputError, r"movedim\(-1, -3\)"),
-    "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), 1.0, 1.0), InputError, r"unsqueeze\(-3\)"),
+    "channels_last": (
+        lambda: ph.bilateral_filter(zeros(40, 50, 3), sigma_space=1.0, sigma_color=1.0),
+        InputError,
+        r"movedim\(-1, -3\)",
+    ),
+    "gray_image": (
+        lambda: ph.bilateral_filter(zeros(4, 5), sigma_space=1.0, sigma_color=1.0),
+        InputError,
+        r"unsqueeze\(-3\)",
+    ),
     "integer_image": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.uint8), 1.0, 1.0),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.uint8), sigma_space=1.0, sigma_color=1.0),
         InputError,
         r"uint8.*image.float\(\) / 255",
     ),
     "integer_guide": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 4, 5, dtype=torch.uint8)),
+        lambda: ph.bilateral_filter(
+            zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5, dtype=torch.uint8)
+        ),
         InputError,
         "^guide must be floating, got torch.uint8",
     ),
     "gray_guide": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(4, 5)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(4, 5)),
         InputError,
         r"^guide must be.*guide.unsqueeze\(-3\)",
     ),
     "guide_of_another_dtype": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 4, 5, dtype=torch.float64)),
+        lambda: ph.bilateral_filter(
+            zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5, dtype=torch.float64)
+        ),
         InputError,
         r"^guide is torch.float64.* image torch.float32.*guide.to\(image\)",
     ),
     "explained_guide": (
-        lambda: ph.explain_bilateral(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 5, 4)),
+        lambda: ph.accuracy.explain_bilateral(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 5, 4)),
         InputError,
         "^guide and image must have one height",
     ),
     "weights_of_a_row": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, weights=zeros(5)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, sample_weight=zeros(5)),
         InputError,
         r"weights must be \[4, 5\].*got \[5\]",
     ),
     "guide_of_another_size": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 5, 4)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 5, 4)),
         InputError,
         "one height and width",
     ),
     "guide_of_another_batch": (
-        lambda: ph.bilateral_filter(zeros(2, 3, 4, 5), 1.0, 1.0, zeros(3, 1, 4, 5)),
+        lambda: ph.bilateral_filter(zeros(2, 3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(3, 1, 4, 5)),
         InputError,
         r"batch axes.*\(3,\) and \(2,\)",
     ),
     "guide_of_a_batch_for_one_image": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(2, 1, 4, 5)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(2, 1, 4, 5)),
         InputError,
         "batch axes",
     ),
-    "sigma_zero": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 0.0, 1.0), InputError, "^sigma_space must be positive"),
-    "sigma_negative": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, -1.0), InputError, "^sigma_range must be"),
-    "sigma_nan": (lambda: ph.bilateral_filter(zeros(3, 4, 5), float("nan"), 1.0), InputError, "positive and finite"),
+    "sigma_zero": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=0.0, sigma_color=1.0),
+        InputError,
+        "^sigma_space must be positive",
+    ),
+    "sigma_negative": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=-1.0),
+        InputError,
+        "^sigma_color must be",
+    ),
+    "sigma_nan": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=float("nan"), sigma_color=1.0),
+        InputError,
+        "positive and finite",
+    ),
 }
 
 
@@ -361,7 +407,9 @@ def test_rejects_with_advice(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
-def kinds(base: type[ph.PermutohedralError] = ph.PermutohedralError) -> list[type[ph.PermutohedralError]]:
+def kinds(
+    base: type[ph.errors.PermutohedralError] = ph.errors.PermutohedralError,
+) -> list[type[ph.errors.PermutohedralError]]:
     return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
 
 
@@ -372,7 +420,7 @@ def test_errors_link_to_existing_sections() -> None:
         assert kind.section in sections
         assert f"`{kind.__name__}`" in page
         assert str(kind("so it is")) == f"so it is (see {PAGE}#{kind.section})"
-        assert str(ph.InputError(f"first: {kind('so it is')}")).count("(see ") == 1
+        assert str(ph.errors.InputError(f"first: {kind('so it is')}")).count("(see ") == 1
         assert str(pickle.loads(pickle.dumps(kind("so it is")))) == str(kind("so it is"))
         # as Dask makes an error that a worker raised
         assert isinstance(kind.__new__(kind), kind)
@@ -384,10 +432,10 @@ def test_links_lead_to_the_documentation_of_the_project() -> None:
 
 
 def test_errors_derive_from_builtin_errors() -> None:
-    assert issubclass(ph.InputError, ValueError)
-    assert issubclass(ph.FeatureRangeError, ph.InputError)
-    assert issubclass(ph.NeighborhoodError, ph.InputError)
-    assert issubclass(ph.MemoryLimitError, MemoryError)
-    assert issubclass(ph.BackendUnavailable, RuntimeError)
-    for error in (ph.InputError, ph.MemoryLimitError, ph.BackendUnavailable):
-        assert issubclass(error, ph.PermutohedralError)
+    assert issubclass(ph.errors.InputError, ValueError)
+    assert issubclass(ph.errors.FeatureRangeError, ph.errors.InputError)
+    assert issubclass(ph.errors.NeighborhoodError, ph.errors.InputError)
+    assert issubclass(ph.errors.MemoryLimitError, MemoryError)
+    assert issubclass(ph.errors.BackendUnavailable, RuntimeError)
+    for error in (ph.errors.InputError, ph.errors.MemoryLimitError, ph.errors.BackendUnavailable):
+        assert issubclass(error, ph.errors.PermutohedralError)

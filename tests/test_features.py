@@ -10,30 +10,33 @@ import torch
 import permutohedral.lattice.features as features_module
 from permutohedral.errors import InputError
 from permutohedral.filters.bilateral import bilateral_filter
-from permutohedral.lattice.features import bilateral_features, color_features, join_features, position_features
+from permutohedral.lattice.features import bilateral as bilateral_features
+from permutohedral.lattice.features import colors as color_features
+from permutohedral.lattice.features import join as join_features
+from permutohedral.lattice.features import positions as grid_features
 
 
 def test_positions_are_in_scan_order() -> None:
     height, width = 3, 4
-    features = position_features(height, width, dtype=torch.float64)
+    features = grid_features((height, width), dtype=torch.float64)
     image = torch.arange(height * width).reshape(height, width)
     for row, (y, x) in enumerate(features.tolist()):
         assert int(image[int(y), int(x)]) == row
 
 
 def test_position_sigma_may_differ_between_y_and_x() -> None:
-    features = position_features(3, 4, sigma=(2.0, 4.0))
+    features = grid_features((3, 4), sigma=(2.0, 4.0))
     torch.testing.assert_close(features[-1], torch.tensor([2 / 2.0, 3 / 4.0]))
 
 
 def test_positions_have_requested_dtype() -> None:
-    assert position_features(2, 2).dtype == torch.get_default_dtype()
-    assert position_features(2, 2, dtype=torch.float64).dtype == torch.float64
+    assert grid_features((2, 2)).dtype == torch.get_default_dtype()
+    assert grid_features((2, 2), dtype=torch.float64).dtype == torch.float64
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_images_have_no_points(height: int, width: int) -> None:
-    assert position_features(height, width).shape == (0, 2)
+    assert grid_features((height, width)).shape == (0, 2)
     assert color_features(torch.empty(3, height, width)).shape == (0, 3)
 
 
@@ -60,7 +63,7 @@ def test_gradients_reach_image_and_sigma() -> None:
 
 
 def test_join_broadcasts_batch_axes() -> None:
-    position, color = position_features(4, 5), color_features(torch.rand(2, 3, 3, 4, 5))
+    position, color = grid_features((4, 5)), color_features(torch.rand(2, 3, 3, 4, 5))
     joined = join_features(position, color)
     assert joined.shape == (2, 3, 20, 5)
     assert torch.equal(joined[1, 2, :, :2], position)
@@ -69,7 +72,7 @@ def test_join_broadcasts_batch_axes() -> None:
 
 def test_features_compile_in_one_graph() -> None:
     def features(image: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        position = position_features(image.shape[-2], image.shape[-1], 2.0, device=image.device, dtype=image.dtype)
+        position = grid_features((image.shape[-2], image.shape[-1]), 2.0, device=image.device, dtype=image.dtype)
         return join_features(position, color_features(image, sigma))
 
     image, sigma = torch.rand(2, 3, 4, 5), torch.tensor(0.1)
@@ -110,25 +113,25 @@ def test_rejects_bad_input(function: str, arguments: tuple[Any, ...], message: s
 
 def test_rejects_integer_dtype() -> None:
     with pytest.raises(InputError, match="floating"):
-        position_features(2, 2, dtype=torch.int64)
+        grid_features((2, 2), dtype=torch.int64)
 
 
 @pytest.mark.parametrize("sigma", ["2", ("1", "2"), True, 1j, [1.0 + 0j, 2.0], [True, True]])
 def test_rejects_sigma_that_is_no_number(sigma: Any) -> None:
     image = torch.rand(3, 4, 5)
     with pytest.raises(InputError, match=r"^sigma_space must be one number or one for each of 2"):
-        bilateral_features(image, sigma, 0.1)
+        bilateral_features(image, sigma_space=sigma, sigma_color=0.1)
     with pytest.raises(InputError, match=r"^sigma must be one number or one for each of 2"):
-        position_features(4, 5, sigma)
-    for method in ("separable", "exact", "auto"):
-        with pytest.raises(InputError, match=r"^sigma_range must be one number or one for each of 3"):
-            bilateral_filter(image, 1.0, sigma, method=method)
+        grid_features((4, 5), sigma)
+    for method in ("lattice", "exact", "auto"):
+        with pytest.raises(InputError, match=r"^sigma_color must be one number or one for each of 3"):
+            bilateral_filter(image, sigma_space=1.0, sigma_color=sigma, method=method)
 
 
-@pytest.mark.parametrize("method", ["separable", "exact", "auto"])
-@pytest.mark.parametrize("name", ["sigma_space", "sigma_range"])
+@pytest.mark.parametrize("method", ["lattice", "exact", "auto"])
+@pytest.mark.parametrize("name", ["sigma_space", "sigma_color"])
 def test_errors_name_the_sigma(name: str, method: Any) -> None:
-    sigmas: Any = {"sigma_space": 1.0, "sigma_range": 1.0}
+    sigmas: Any = {"sigma_space": 1.0, "sigma_color": 1.0}
     for wrong in (-1.0, torch.tensor(-1.0), (1.0, 2.0, 3.0, 4.0), torch.ones(4)):
         with pytest.raises(InputError, match=rf"^{name} must be"):
             bilateral_filter(torch.rand(3, 4, 5), **(sigmas | {name: wrong}), method=method)

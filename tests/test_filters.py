@@ -61,7 +61,7 @@ def expected_learned(
 
 
 def learned_weight(dtype: torch.dtype, dimension: int, size: int) -> Tensor:
-    taps = ph.Neighborhood(dimension, size).filter_size
+    taps = ph.lattice.Neighborhood(dimension, size).filter_size
     return to_tensor(np.random.default_rng(1).normal(size=(taps, 2, 3)), dtype)
 
 
@@ -73,7 +73,7 @@ apart_or_not = pytest.mark.parametrize("apart", [False, True], ids=["same_points
 @pytest.mark.parametrize(("dimension", "halo"), [(1, 0), (2, 2), (3, 1), (5, 0)])
 def test_separable_gaussian(dimension: int, halo: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
-    actual = ph.gaussian_filter(values, features, targets, normalization, method="separable", halo=halo)
+    actual = ph.gaussian_filter(values, features, targets, normalization=normalization, method="lattice", halo=halo)
     assert_close(actual, expected_gaussian(dtype, dimension, apart, normalization, halo))
 
 
@@ -83,10 +83,12 @@ def test_separable_gaussian(dimension: int, halo: int, normalization: Any, apart
 def test_dense_gaussian(dimension: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
     expected = expected_gaussian(dtype, dimension, apart, normalization, None)
-    actual = ph.gaussian_filter(values, features, targets, normalization, method="dense")
+    actual = ph.gaussian_filter(values, features, targets, normalization=normalization, method="dense")
     assert_close(actual, expected)
     # every path of the Gaussian is in its taps, so the lattice points around add nothing
-    assert_close(ph.gaussian_filter(values, features, targets, normalization, method="dense", halo=1), expected)
+    assert_close(
+        ph.gaussian_filter(values, features, targets, normalization=normalization, method="dense", halo=1), expected
+    )
 
 
 @apart_or_not
@@ -97,7 +99,9 @@ def test_normalizations_of_learned_filter(
 ) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
     weight = learned_weight(dtype, dimension, size)
-    actual = ph.permutohedral_filter(values, features, weight, targets, size, normalization)
+    actual = ph.permutohedral_filter(
+        values, features, weight, targets, neighborhood_size=size, normalization=normalization
+    )
     assert_close(actual, expected_learned(dtype, dimension, apart, normalization, size))
 
 
@@ -122,7 +126,11 @@ def test_normalizations_of_batches_match_items(normalization: Any, batched: str)
     else:
         items = torch.arange(3, device=DEVICE)
         lattice = ph.build_lattice(
-            features.flatten(0, 1), targets.flatten(0, 1), 1, items.repeat_interleave(15), items.repeat_interleave(6)
+            features.flatten(0, 1),
+            targets.flatten(0, 1),
+            neighborhood_size=1,
+            batch=items.repeat_interleave(15),
+            target_batch=items.repeat_interleave(6),
         )
         values = values.flatten(0, 1)
     actual = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=lattice)
@@ -142,8 +150,8 @@ def test_unreached_targets_are_zero(values_dtype: torch.dtype, normalization: An
     values, weight = to_tensor(np.ones((5, 2)), values_dtype), to_tensor(np.ones((7, 2, 2)), values_dtype)
     learned = ph.permutohedral_filter(values, features, weight, targets, normalization=normalization)
     assert (learned == 0).all()
-    for method in ("separable", "dense"):
-        assert (ph.gaussian_filter(values, features, targets, normalization, method) == 0).all()
+    for method in ("lattice", "dense"):
+        assert (ph.gaussian_filter(values, features, targets, normalization=normalization, method=method) == 0).all()
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -161,18 +169,18 @@ def test_tiny_weights_in_16_bits(values_dtype: torch.dtype, normalization: Any) 
 def test_lattice_instead_of_features(dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, 2, apart=True)
     separable = ph.build_lattice(features, targets, separable=True)
-    actual = ph.gaussian_filter(values, None, method="separable", lattice=separable)
-    assert_close(actual, ph.gaussian_filter(values, features, targets, method="separable"))
+    actual = ph.gaussian_filter(values, None, method="lattice", lattice=separable)
+    assert_close(actual, ph.gaussian_filter(values, features, targets, method="lattice"))
     dense = ph.build_lattice(features, targets, neighborhood_size=2)
     actual = ph.gaussian_filter(values, None, method="dense", lattice=dense)
     assert_close(actual, ph.gaussian_filter(values, features, targets, method="dense"))
 
 
-def pixel_features(guide: np.ndarray, sigma_space: float, sigma_range: float) -> np.ndarray:
-    """(y / sigma_space, x / sigma_space, colors / sigma_range) of every pixel in scan order."""
+def pixel_features(guide: np.ndarray, sigma_space: float, sigma_color: float) -> np.ndarray:
+    """(y / sigma_space, x / sigma_space, colors / sigma_color) of every pixel in scan order."""
     channels, height, width = guide.shape
     rows = [
-        [y / sigma_space, x / sigma_space, *(guide[c, y, x] / sigma_range for c in range(channels))]
+        [y / sigma_space, x / sigma_space, *(guide[c, y, x] / sigma_color for c in range(channels))]
         for y in range(height)
         for x in range(width)
     ]
@@ -189,7 +197,7 @@ def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.d
     random = np.random.default_rng(4)
     image = to_tensor(random.random((*leading, 2, 4, 5)), dtype)
     guide = to_tensor(random.random((*leading, 1, 4, 5)), dtype) if guided else None
-    actual = ph.bilateral_filter(image, 1.7, 0.3, guide, method="dense")
+    actual = ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3, guide=guide, method="dense")
     assert actual.shape == image.shape
     step = oracle.dense_gaussian_step
     for item in np.ndindex(leading):
@@ -203,20 +211,23 @@ def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.d
 def test_guide_broadcasts_over_batch(dtype: torch.dtype) -> None:
     random = np.random.default_rng(4)
     images, guide = to_tensor(random.random((3, 2, 4, 5)), dtype), to_tensor(random.random((1, 4, 5)), dtype)
-    actual = ph.bilateral_filter(images, 1.7, 0.3, guide)
+    actual = ph.bilateral_filter(images, sigma_space=1.7, sigma_color=0.3, guide=guide)
     for image, result in zip(images, actual, strict=True):
-        assert_close(result, ph.bilateral_filter(image, 1.7, 0.3, guide))
+        assert_close(result, ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3, guide=guide))
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "dense"}, {"halo": 1}], ids=str)
 def test_bilateral_equals_gaussian_of_bilateral_features(options: dict[str, Any]) -> None:
     image = to_tensor(np.random.default_rng(4).random((1, 4, 5)))
-    features = ph.bilateral_features(image, 1.7, 0.3)
+    features = ph.features.bilateral(image, sigma_space=1.7, sigma_color=0.3)
     assert_close(features, pixel_features(to_numpy(image), 1.7, 0.3))
-    actual = ph.bilateral_filter(image, 1.7, 0.3, **options)
+    actual = ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3, **options)
     assert_close(actual.reshape(20, 1), ph.gaussian_filter(image.reshape(20, 1), features, **options))
     if options:
-        assert relative_error(actual, ph.bilateral_filter(image, 1.7, 0.3)) > TOLERANCE[torch.float64]
+        assert (
+            relative_error(actual, ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3))
+            > TOLERANCE[torch.float64]
+        )
 
 
 def test_keeps_edges_and_removes_noise() -> None:
@@ -224,7 +235,7 @@ def test_keeps_edges_and_removes_noise() -> None:
     random = np.random.default_rng(6)
     noise = 0.02 * random.normal(size=(1, 16, 16))
     image = to_tensor(np.where(np.arange(16) < 8, 0.0, 1.0) + noise)
-    result = ph.bilateral_filter(image, sigma_space=20.0, sigma_range=0.1)
+    result = ph.bilateral_filter(image, sigma_space=20.0, sigma_color=0.1)
     left, right = to_numpy(result[:, :, :8]), to_numpy(result[:, :, 8:])
     assert left.max() < 0.05
     assert right.min() > 0.95

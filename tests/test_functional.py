@@ -29,7 +29,7 @@ def draw(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
 
 def filter_of(dtype: torch.dtype, dimension: int, size: int, in_channels: int, out_channels: int) -> Tensor:
     """Draw a filter without any symmetry."""
-    return draw(dtype, ph.Neighborhood(dimension, size).filter_size, in_channels, out_channels, seed=7)
+    return draw(dtype, ph.lattice.Neighborhood(dimension, size).filter_size, in_channels, out_channels, seed=7)
 
 
 def expected_filter(values: Tensor, features: Tensor, weight: Tensor, target_features: Tensor, size: int) -> Array:
@@ -135,7 +135,9 @@ def test_ragged_batches(item_dtype: torch.dtype, apart: bool, dtype: torch.dtype
     targets = draw(dtype, len(target_items), 3, seed=1) if apart else None
     weight = filter_of(dtype, 3, 1, 2, 3)
     target_batch = to_tensor(target_items, item_dtype) if apart else None
-    lattice = ph.build_lattice(features, targets, 1, to_tensor(items, item_dtype), target_batch)
+    lattice = ph.build_lattice(
+        features, targets, neighborhood_size=1, batch=to_tensor(items, item_dtype), target_batch=target_batch
+    )
     actual = ph.permutohedral_filter(values, None, weight, lattice=lattice)
     at, at_items = (features, items) if targets is None else (targets, target_items)
     for item in range(5):
@@ -176,6 +178,6 @@ def test_inputs_are_not_modified(dtype: torch.dtype) -> None:
     weight = filter_of(dtype, 2, 1, 3, 3)
     before = [each.clone() for each in (features, values, targets, weight)]
     for normalization in ("none", "homogeneous", "symmetric", "density"):
-        ph.permutohedral_filter(values, features, weight, targets, 1, normalization)
-        ph.gaussian_filter(values, features, targets, normalization, halo=1)
+        ph.permutohedral_filter(values, features, weight, targets, neighborhood_size=1, normalization=normalization)
+        ph.gaussian_filter(values, features, targets, normalization=normalization, halo=1)
     assert all(bool((now == then).all()) for now, then in zip((features, values, targets, weight), before, strict=True))

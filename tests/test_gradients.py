@@ -70,11 +70,11 @@ def test_source_and_target_features(normalization: Any) -> None:
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 @pytest.mark.parametrize(("dimension", "size", "groups"), [(1, 2, 2), (3, 1, 2), (4, 0, 1), (2, 1, 4)])
 def test_dimensions_sizes_and_groups(dimension: int, size: int, groups: int, apart: bool) -> None:
-    taps = ph.Neighborhood(dimension, size).filter_size
+    taps = ph.lattice.Neighborhood(dimension, size).filter_size
     targets = leaf(3, dimension, seed=2) if apart else None
 
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
-        return ph.permutohedral_filter(values, features, weight, targets, size)
+        return ph.permutohedral_filter(values, features, weight, targets, neighborhood_size=size)
 
     check_twice(function, leaf(4, 4), leaf(4, dimension, seed=1), leaf(taps, 4 // groups, 4, scale=0.5))
 
@@ -99,20 +99,20 @@ def test_ragged_batches() -> None:
 
 
 # a halo changes nothing of the dense one
-@pytest.mark.parametrize(("method", "halo"), [("separable", 0), ("separable", 1), ("dense", 0)])
+@pytest.mark.parametrize(("method", "halo"), [("lattice", 0), ("lattice", 1), ("dense", 0)])
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_gaussian_filter(method: Any, normalization: Any, halo: int) -> None:
     def function(values: Tensor, features: Tensor) -> Tensor:
-        return ph.gaussian_filter(values, features, None, normalization, method, halo)
+        return ph.gaussian_filter(values, features, None, normalization=normalization, method=method, halo=halo)
 
     check_twice(function, leaf(5, 2), leaf(5, 2, seed=1))
 
 
-@pytest.mark.parametrize("method", ["separable", "dense"])
+@pytest.mark.parametrize("method", ["lattice", "dense"])
 @pytest.mark.parametrize("halo", [0, 1])
 def test_gaussian_filter_at_other_points(method: Any, halo: int) -> None:
     def function(values: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-        return ph.gaussian_filter(values, features, targets, "none", method, halo)
+        return ph.gaussian_filter(values, features, targets, normalization="none", method=method, halo=halo)
 
     check_twice(function, leaf(5, 2), leaf(5, 2, seed=1), leaf(3, 2, seed=2))
 
@@ -120,18 +120,18 @@ def test_gaussian_filter_at_other_points(method: Any, halo: int) -> None:
 def test_bilateral_filter_learns_its_bandwidths() -> None:
     image, guide = leaf(2, 2, 3), leaf(1, 2, 3, seed=1)
     sigma_space = torch.tensor(1.3, device=DEVICE, dtype=torch.float64, requires_grad=True)
-    sigma_range = torch.tensor(0.7, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    sigma_color = torch.tensor(0.7, device=DEVICE, dtype=torch.float64, requires_grad=True)
 
-    def function(image: Tensor, sigma_space: Tensor, sigma_range: Tensor, guide: Tensor | None = None) -> Tensor:
-        return ph.bilateral_filter(image, sigma_space, sigma_range, guide, method="dense")
+    def function(image: Tensor, sigma_space: Tensor, sigma_color: Tensor, guide: Tensor | None = None) -> Tensor:
+        return ph.bilateral_filter(image, sigma_space=sigma_space, sigma_color=sigma_color, guide=guide, method="dense")
 
     # the pixel at the origin lies on a face, where the weights bend; one step of the check cannot leave it
-    check_twice(lambda *inputs: function(*inputs)[..., 1:, 1:], image, sigma_space, sigma_range)
-    check_twice(lambda *inputs: function(*inputs)[..., 1:, 1:], image, sigma_space, sigma_range, guide)
+    check_twice(lambda *inputs: function(*inputs)[..., 1:, 1:], image, sigma_space, sigma_color)
+    check_twice(lambda *inputs: function(*inputs)[..., 1:, 1:], image, sigma_space, sigma_color, guide)
 
 
 def test_layer_with_bias_and_scale() -> None:
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, learn_scale=True, dtype=torch.float64, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, learn_sigma=True, dtype=torch.float64, device=DEVICE)
     names = [name for name, _ in layer.named_parameters()]
     assert sorted(names) == ["bias", "log_scale", "weight"]
     parameters = [parameter.detach().clone().requires_grad_() for _, parameter in layer.named_parameters()]

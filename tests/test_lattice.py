@@ -29,7 +29,7 @@ def test_fields_of_one_point_set(dtype: torch.dtype) -> None:
     assert (lattice.neighbors[0] == torch.arange(lattice.num_lattice_points, device=DEVICE)).all()
     assert (lattice.dtype, lattice.device.type) == (dtype, DEVICE.type)
     assert (lattice.batch_size, lattice.axis_neighbors) == (None, None)
-    assert lattice.neighborhood == ph.Neighborhood(3, 2)
+    assert lattice.neighborhood == ph.lattice.Neighborhood(3, 2)
 
 
 def test_sources_and_targets_have_separate_lattice_points() -> None:
@@ -104,7 +104,7 @@ def test_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
     """The taps of size 1 at twice the distance are some of those of size 2: the others have no weight."""
     features = 2 * draw(20, dimension)
     lattice = ph.build_lattice(features, neighborhood_size=1, dilation=2)
-    assert lattice.neighborhood == ph.Neighborhood(dimension, 1, dilation=2)
+    assert lattice.neighborhood == ph.lattice.Neighborhood(dimension, 1, dilation=2)
     values, weight = draw(lattice.num_lattice_points, 2), draw(lattice.neighborhood.filter_size, 2, 3, seed=1)
     large = np.zeros((len(oracle.taps(dimension, 2)), 2, 3))
     places = {tap: number for number, tap in enumerate(oracle.taps(dimension, 2))}
@@ -113,7 +113,7 @@ def test_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
     vertices = vertices_of(lattice.source.keys)
     assert_close(ph.convolve(values, weight, lattice), oracle.convolve(to_numpy(values), large, vertices, vertices, 2))
     apart = ph.build_lattice(features, neighborhood_size=2, dilation=2)
-    with pytest.raises(ph.InputError, match="without dilation"):
+    with pytest.raises(ph.errors.InputError, match="without dilation"):
         ph.gaussian_filter(draw(20, 2), None, lattice=apart, method="dense")
 
 
@@ -145,16 +145,16 @@ def test_statistics_of_extreme_lattices() -> None:
     assert empty.missing_tap_share == 0
 
 
-@pytest.mark.parametrize("separable", [False, True])
+@pytest.mark.parametrize("lattice", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 2])
 def test_forecast_bounds_allocated_memory(size: int, separable: bool, dtype: torch.dtype) -> None:
     lattice = ph.build_lattice(draw(50, 3).to(dtype), neighborhood_size=size, separable=separable)
-    forecast = ph.forecast_memory(50, 3, size, 4, lattice.num_lattice_points, dtype=dtype, separable=separable)
+    forecast = ph.lattice.forecast_memory(50, 3, size, 4, lattice.num_lattice_points, dtype=dtype, separable=separable)
     assert forecast.simplices == lattice.source.vertices.nbytes + lattice.source.barycentric.nbytes
     axes = 0 if lattice.axis_neighbors is None else lattice.axis_neighbors.nbytes
     assert forecast.neighbors == lattice.neighbors.nbytes + axes
     # a GPU's table has up to eight slots of 16 bytes for each lattice point, and a header
-    on_gpu = ph.explain_backend(lattice.source.keys).startswith("triton")
+    on_gpu = ph.backends.explain(lattice.source.keys).startswith("triton")
     table = 128 * lattice.num_lattice_points + 1152 if on_gpu else 0
     assert forecast.lattice_points + table >= lattice.source.keys.nbytes + lattice.source.table.nbytes
     # two channels in, two out
@@ -163,7 +163,8 @@ def test_forecast_bounds_allocated_memory(size: int, separable: bool, dtype: tor
     assert forecast.total >= lasting + forecast.values >= lattice.statistics().num_bytes - table
     # without knowing the number of lattice points: every corner of every point could be a separate one
     assert (
-        ph.forecast_memory(50, 3, size, 4, dtype=dtype).neighbors == 50 * 4 * ph.Neighborhood(3, size).filter_size * 4
+        ph.lattice.forecast_memory(50, 3, size, 4, dtype=dtype).neighbors
+        == 50 * 4 * ph.lattice.Neighborhood(3, size).filter_size * 4
     )
 
 
@@ -229,8 +230,8 @@ def test_empty_point_sets(leading: tuple[int, ...]) -> None:
     assert (result == 0).all()
     assert ph.permutohedral_filter(draw(*leading, 5, 2), features, weight, nothing).shape == (*leading, 0, 3)
     for normalization in NORMALIZATIONS:
-        assert (ph.gaussian_filter(values, nothing, features, normalization, halo=1) == 0).all()
-        assert (ph.gaussian_filter(values, nothing, features, normalization, "dense") == 0).all()
+        assert (ph.gaussian_filter(values, nothing, features, normalization=normalization, halo=1) == 0).all()
+        assert (ph.gaussian_filter(values, nothing, features, normalization=normalization, method="dense") == 0).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 0, 2), (0, 5, 2), (2, 0, 5, 2)])
@@ -241,8 +242,8 @@ def test_empty_batch(shape: tuple[int, ...]) -> None:
 
 
 def test_image_without_pixels() -> None:
-    assert ph.bilateral_filter(draw(2, 0, 5), 2.0, 0.1).shape == (2, 0, 5)
-    assert ph.bilateral_filter(draw(3, 2, 4, 0), 2.0, 0.1).shape == (3, 2, 4, 0)
+    assert ph.bilateral_filter(draw(2, 0, 5), sigma_space=2.0, sigma_color=0.1).shape == (2, 0, 5)
+    assert ph.bilateral_filter(draw(3, 2, 4, 0), sigma_space=2.0, sigma_color=0.1).shape == (3, 2, 4, 0)
 
 
 def test_duplicated_points_add_up() -> None:

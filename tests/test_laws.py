@@ -104,8 +104,8 @@ def test_input_gradient_of_convolve_is_convolve(features: Array, targets: int, s
     target_points = points[torch.arange(targets, device=DEVICE) % len(points)] + 0.3 * normal(
         seed, targets, points.shape[1]
     )
-    there = ph.build_lattice(points, target_points, size)
-    back = ph.build_lattice(target_points, points, size)
+    there = ph.build_lattice(points, target_points, neighborhood_size=size)
+    back = ph.build_lattice(target_points, points, neighborhood_size=size)
     weight = weight_for(there, seed, 2, 6)
     inputs = normal(seed + 1, there.num_lattice_points, 4).requires_grad_()
     upstream = normal(seed + 2, back.num_lattice_points, 6)
@@ -197,9 +197,9 @@ def test_homogeneous_normalization_preserves_constants(features: Array, constant
     assume(abs(constant) > 1e-3)
     points = to_tensor(features)
     values = torch.full((len(features), 2), constant, device=DEVICE, dtype=torch.float64)
-    assert_close(ph.gaussian_filter(values, points, method="separable", halo=halo), values)
+    assert_close(ph.gaussian_filter(values, points, method="lattice", halo=halo), values)
     assert_close(ph.gaussian_filter(values, points, method="dense"), values)
-    taps = ph.gaussian_weight(features.shape[1], 1, torch.float64).to(DEVICE)
+    taps = ph.lattice.gaussian_weight(features.shape[1], 1, torch.float64).to(DEVICE)
     assert_close(ph.permutohedral_filter(values, points, taps, normalization="homogeneous"), values)
 
 
@@ -223,7 +223,9 @@ def test_symmetric_normalization_is_symmetric(features: Array, seed: int) -> Non
     points = to_tensor(features)
     lattice = ph.build_lattice(points, neighborhood_size=2)
     left, right = normal(seed, len(features), 1), normal(seed + 1, len(features), 1)
-    both = ph.gaussian_filter(torch.cat([left, right], dim=1), None, None, "symmetric", "dense", lattice=lattice)
+    both = ph.gaussian_filter(
+        torch.cat([left, right], dim=1), None, None, normalization="symmetric", method="dense", lattice=lattice
+    )
     difference = (left * both[:, 1:]).sum() - (both[:, :1] * right).sum()
     assert abs(float(difference)) <= TOLERANCE[torch.float64] * float(left.norm() * right.norm())
 
@@ -251,7 +253,10 @@ def test_filter_is_linear_in_values_and_weight(features: Array, size: int, seed:
 def test_halo_does_not_change_one_convolution(features: Array, halo: int, size: int, seed: int) -> None:
     assume(features.shape[1] <= 3)
     points, values = to_tensor(features), normal(seed, len(features), 2)
-    plain, ringed = ph.build_lattice(points, None, size), ph.build_lattice(points, None, size, halo=halo)
+    plain, ringed = (
+        ph.build_lattice(points, None, neighborhood_size=size),
+        ph.build_lattice(points, None, neighborhood_size=size, halo=halo),
+    )
     weight = weight_for(plain, seed, 2, 2)
     expected = ph.permutohedral_filter(values, None, weight, lattice=plain)
     assert_close(ph.permutohedral_filter(values, None, weight, lattice=ringed), expected)

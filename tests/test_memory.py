@@ -31,7 +31,7 @@ def test_forecast_covers_required_tables(
     assert found.simplices == 8 * corners
     # keys as they are and packed
     assert found.lattice_points >= lattice_points * (4 * (dimension + 1) + 8)
-    assert found.neighbors == 4 * lattice_points * ph.Neighborhood(dimension, size).filter_size
+    assert found.neighbors == 4 * lattice_points * ph.lattice.Neighborhood(dimension, size).filter_size
     # every lattice point is listed at least once, with its number
     assert found.scratch >= lattice_points * 12
     assert found.values >= 4 * lattice_points * channels

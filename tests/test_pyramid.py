@@ -48,7 +48,7 @@ def touching(dimension: int) -> Tensor:
 @pytest.mark.parametrize("dimension", range(1, 7))
 def test_levels_are_lattices_of_their_scale(dimension: int) -> None:
     features, values = draw(12, dimension, scale=3.0), draw(12, 2, seed=1)
-    pyramid = ph.build_pyramid(features, LEVELS)
+    pyramid = ph.levels.build_pyramid(features, LEVELS)
     assert len(pyramid.levels) == LEVELS
     for number, lattice in enumerate(pyramid.levels):
         expected = oracle.locate(to_numpy(features) / 2**number)
@@ -64,7 +64,7 @@ def test_levels_are_lattices_of_their_scale(dimension: int) -> None:
 def test_points_between_simplices(dimension: int) -> None:
     """Rounding chooses one of the simplices that meet there; on every level the result is the same for any choice."""
     features, values = touching(dimension), draw(12, 2, seed=1)
-    for number, lattice in enumerate(ph.build_pyramid(features, LEVELS).levels):
+    for number, lattice in enumerate(ph.levels.build_pyramid(features, LEVELS).levels):
         expected = oracle.locate(to_numpy(features) / 2**number)
         sliced = oracle.slice_at(oracle.splat(to_numpy(values), expected), expected)
         assert_close(ph.slice(ph.splat(values, lattice), lattice), sliced)
@@ -72,7 +72,7 @@ def test_points_between_simplices(dimension: int) -> None:
 
 def test_level_convolves_like_its_lattice() -> None:
     features, weight = draw(15, 3, scale=3.0), draw(15, 2, 3, seed=3)
-    lattice = ph.build_pyramid(features, LEVELS).levels[1]
+    lattice = ph.levels.build_pyramid(features, LEVELS).levels[1]
     expected = oracle.locate(to_numpy(features) / 2)
     rows, values = rows_of(expected.vertices, lattice), draw(lattice.num_lattice_points, 2)
     vertices = expected.vertices
@@ -85,14 +85,14 @@ def test_level_convolves_like_its_lattice() -> None:
 def test_convolutions_between_levels(dimension: int, size: int) -> None:
     """Coarse vertices are fine ones at twice the coordinates, and filters are those of the fine lattice."""
     features = draw(12, dimension, scale=3.0)
-    weight = draw(ph.Neighborhood(dimension, size).filter_size, 2, 3, seed=3)
-    pyramid = ph.build_pyramid(features, 2, size)
+    weight = draw(ph.lattice.Neighborhood(dimension, size).filter_size, 2, 3, seed=3)
+    pyramid = ph.levels.build_pyramid(features, 2, neighborhood_size=size)
     fine, coarse = (oracle.locate(to_numpy(features) / scale).vertices for scale in (1, 2))
     rows, coarse_rows = (rows_of(each, level) for each, level in zip((fine, coarse), pyramid.levels, strict=True))
     values, coarse_values = (draw(level.num_lattice_points, 2) for level in pyramid.levels)
-    down = ph.convolve_down(values, weight, pyramid, 0)
+    down = ph.levels.convolve_down(values, weight, pyramid, 0)
     assert_close(down[coarse_rows], oracle.convolve(to_numpy(values[rows]), to_numpy(weight), fine, 2 * coarse, size))
-    up = ph.convolve_up(coarse_values, weight, pyramid, 0)
+    up = ph.levels.convolve_up(coarse_values, weight, pyramid, 0)
     expected = oracle.convolve(to_numpy(coarse_values[coarse_rows]), to_numpy(weight), 2 * coarse, fine, size)
     assert_close(up[rows], expected)
 
@@ -100,58 +100,60 @@ def test_convolutions_between_levels(dimension: int, size: int) -> None:
 @pytest.mark.parametrize("features", [draw(30, 2), draw(30, 5), touching(3)], ids=["d2", "d5", "on_vertices"])
 def test_function_spaces_are_nested(features: Tensor) -> None:
     points, dimension = features.shape
-    pyramid = ph.build_pyramid(features, LEVELS)
-    halves = torch.full((ph.Neighborhood(dimension, 1).filter_size,), 0.5, dtype=features.dtype, device=DEVICE)
+    pyramid = ph.levels.build_pyramid(features, LEVELS)
+    halves = torch.full((ph.lattice.Neighborhood(dimension, 1).filter_size,), 0.5, dtype=features.dtype, device=DEVICE)
     halves[0] = 1.0
     for level in range(LEVELS - 1):
         fine, coarse = pyramid.levels[level], pyramid.levels[level + 1]
         values, coarse_values = draw(points, 2), draw(coarse.num_lattice_points, 2)
         splatted = ph.splat(values, fine)
-        assert_close(ph.coarsen(splatted, pyramid, level), ph.splat(values, coarse))
-        assert_close(ph.convolve_down(splatted, halves, pyramid, level), ph.splat(values, coarse))
-        refined = ph.refine(coarse_values, pyramid, level)
+        assert_close(ph.levels.coarsen(splatted, pyramid, level), ph.splat(values, coarse))
+        assert_close(ph.levels.convolve_down(splatted, halves, pyramid, level), ph.splat(values, coarse))
+        refined = ph.levels.refine(coarse_values, pyramid, level)
         assert_close(ph.slice(refined, fine), ph.slice(coarse_values, coarse))
-        assert_close(ph.convolve_up(coarse_values, halves, pyramid, level), refined)
+        assert_close(ph.levels.convolve_up(coarse_values, halves, pyramid, level), refined)
         # no fine lattice point is left out
-        assert bool((ph.refine(torch.ones_like(coarse_values), pyramid, level) == 1).all())
+        assert bool((ph.levels.refine(torch.ones_like(coarse_values), pyramid, level) == 1).all())
 
 
 def test_convolve_up_is_transpose_of_down() -> None:
-    pyramid = ph.build_pyramid(draw(40, 3, scale=2.0), 2)
+    pyramid = ph.levels.build_pyramid(draw(40, 3, scale=2.0), 2)
     fine, coarse = (draw(level.num_lattice_points, 2) for level in pyramid.levels)
     weight = draw(15, 2, 2, seed=3)
     adjoint = weight[pyramid.neighborhood.opposite(DEVICE)].transpose(1, 2)
-    one = (ph.convolve_down(fine, weight, pyramid, 0) * coarse).sum()
-    assert_close(one, (ph.convolve_up(coarse, adjoint, pyramid, 0) * fine).sum())
-    assert_close((ph.coarsen(fine, pyramid, 0) * coarse).sum(), (ph.refine(coarse, pyramid, 0) * fine).sum())
+    one = (ph.levels.convolve_down(fine, weight, pyramid, 0) * coarse).sum()
+    assert_close(one, (ph.levels.convolve_up(coarse, adjoint, pyramid, 0) * fine).sum())
+    assert_close(
+        (ph.levels.coarsen(fine, pyramid, 0) * coarse).sum(), (ph.levels.refine(coarse, pyramid, 0) * fine).sum()
+    )
 
 
 def test_coarsen_and_keep_adds_values() -> None:
-    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
     for leading, channels in (((), 16), ((), 3), ((2,), 37)):
         values, kept = draw(*leading, coarse, channels), draw(*leading, fine, channels, seed=1)
-        assert_close(ph.refine(values, pyramid, 0, added=kept), ph.refine(values, pyramid, 0) + kept)
+        assert_close(ph.levels.refine(values, pyramid, 0, added=kept), ph.levels.refine(values, pyramid, 0) + kept)
     for wrong in (kept[0], kept[..., :2], kept[:, :-1]):
-        with pytest.raises(ph.InputError, match=r"added must have the shape|one row for each"):
-            ph.refine(values, pyramid, 0, added=wrong)
-    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0).float(), 2)
+        with pytest.raises(ph.errors.InputError, match=r"added must have the shape|one row for each"):
+            ph.levels.refine(values, pyramid, 0, added=wrong)
+    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0).float(), 2)
     rows, kept = (draw(level.num_lattice_points, 3) for level in reversed(pyramid.levels))
-    with pytest.raises(ph.InputError, match="added must have the shape and dtype"):
-        ph.refine(rows.float(), pyramid, 0, added=kept.half())
+    with pytest.raises(ph.errors.InputError, match="added must have the shape and dtype"):
+        ph.levels.refine(rows.float(), pyramid, 0, added=kept.half())
 
 
 def test_gradients_of_coarsen_and_keep() -> None:
-    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
     for leading in ((), (2,)):
         values = draw(*leading, fine, 3).requires_grad_()
         upstream, other = draw(*leading, coarse, 3, seed=1), draw(*leading, fine, 3, seed=2)
-        below, kept = ph.coarsen_and_keep(values, pyramid, 0)
-        assert_close(below, ph.coarsen(values, pyramid, 0))
+        below, kept = ph.levels.coarsen_and_keep(values, pyramid, 0)
+        assert_close(below, ph.levels.coarsen(values, pyramid, 0))
         assert_close(kept, values)
         (found,) = torch.autograd.grad([below, kept], values, [upstream, other], retain_graph=True)
-        assert_close(found, ph.refine(upstream, pyramid, 0) + other)
+        assert_close(found, ph.levels.refine(upstream, pyramid, 0) + other)
         # one of both is not used
         assert_close(torch.autograd.grad(below, values, upstream, retain_graph=True)[0], found - other)
         assert_close(torch.autograd.grad(kept, values, other)[0], other)
@@ -159,95 +161,103 @@ def test_gradients_of_coarsen_and_keep() -> None:
 
 @pytest.mark.slow
 def test_coarsen_and_keep_without_gradients() -> None:
-    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
     values = draw(pyramid.levels[0].num_lattice_points, 3)
-    below, kept = ph.coarsen_and_keep(values, pyramid, 0)
+    below, kept = ph.levels.coarsen_and_keep(values, pyramid, 0)
     assert kept is values
-    assert_close(below, ph.coarsen(values, pyramid, 0))
+    assert_close(below, ph.levels.coarsen(values, pyramid, 0))
     # transformed and compiled it is made of both
-    pushed = torch.func.jvp(lambda each: torch.cat(ph.coarsen_and_keep(each, pyramid, 0)), (values,), (-values,))[1]
+    pushed = torch.func.jvp(
+        lambda each: torch.cat(ph.levels.coarsen_and_keep(each, pyramid, 0)), (values,), (-values,)
+    )[1]
     assert_close(pushed, -torch.cat([below, kept]))
-    compiled = torch.compile(lambda each: ph.coarsen_and_keep(each, pyramid, 0), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda each: ph.levels.coarsen_and_keep(each, pyramid, 0), fullgraph=True, backend="aot_eager"
+    )
     for found, expected in zip(compiled(values.requires_grad_()), (below, kept), strict=True):
         assert_close(found, expected)
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
 def test_vmap_of_coarsen_and_keep(axes: tuple[int | None, int | None]) -> None:
-    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
     values, kept = draw(4, coarse, 3), draw(4, fine, 3, seed=1)
     given = [each[0] if axis is None else each for each, axis in zip((values, kept), axes, strict=True)]
-    actual = torch.vmap(lambda *each: ph.refine(each[0], pyramid, 0, added=each[1]), axes)(*given)
-    assert_close(actual, ph.refine(values if axes[0] == 0 else given[0].expand_as(values), pyramid, 0) + given[1])
+    actual = torch.vmap(lambda *each: ph.levels.refine(each[0], pyramid, 0, added=each[1]), axes)(*given)
+    assert_close(
+        actual, ph.levels.refine(values if axes[0] == 0 else given[0].expand_as(values), pyramid, 0) + given[1]
+    )
 
 
 def test_pool_takes_the_maximum() -> None:
     features = draw(25, 2, scale=3.0)
-    pyramid = ph.build_pyramid(features, 2)
+    pyramid = ph.levels.build_pyramid(features, 2)
     values = draw(pyramid.levels[0].num_lattice_points, 3)
     fine, coarse = (vertices_of(level.source.keys) for level in pyramid.levels)
     reached = oracle.tap_table(fine, 2 * coarse, 1) >= 0
     expected = np.where(reached[:, :, None], to_numpy(values)[None], -np.inf).max(axis=1)
-    assert_close(ph.pool(values, pyramid, 0), expected)
+    assert_close(ph.levels.pool(values, pyramid, 0), expected)
 
 
 def test_items_never_mix() -> None:
     features, values = draw(40, 3, scale=2.0), draw(40, 2)
     # item 1 is empty
     batch = torch.tensor([0, 2, 3, 2], device=DEVICE).repeat(10)
-    together = ph.build_pyramid(features, LEVELS, batch=batch)
+    together = ph.levels.build_pyramid(features, LEVELS, batch=batch)
     for number in range(LEVELS - 1):
-        joint = ph.refine(ph.coarsen(ph.splat(values, together.levels[number]), together, number), together, number)
+        joint = ph.levels.refine(
+            ph.levels.coarsen(ph.splat(values, together.levels[number]), together, number), together, number
+        )
         sliced = ph.slice(joint, together.levels[number])
         for item in (0, 2, 3):
-            alone = ph.build_pyramid(features[batch == item], LEVELS)
+            alone = ph.levels.build_pyramid(features[batch == item], LEVELS)
             splatted = ph.splat(values[batch == item], alone.levels[number])
-            back = ph.refine(ph.coarsen(splatted, alone, number), alone, number)
+            back = ph.levels.refine(ph.levels.coarsen(splatted, alone, number), alone, number)
             assert_close(sliced[batch == item], ph.slice(back, alone.levels[number]))
 
 
 def test_batches_and_leading_axes() -> None:
     features, values = draw(3, 20, 2, scale=2.0), draw(3, 20, 2)
-    pyramid = ph.build_pyramid(features, 2)
-    result = ph.slice(ph.coarsen(ph.splat(values, pyramid.levels[0]), pyramid, 0), pyramid.levels[1])
-    shared = ph.build_pyramid(features[0], 2)
-    many = ph.coarsen(ph.splat(values, shared.levels[0]), shared, 0)
+    pyramid = ph.levels.build_pyramid(features, 2)
+    result = ph.slice(ph.levels.coarsen(ph.splat(values, pyramid.levels[0]), pyramid, 0), pyramid.levels[1])
+    shared = ph.levels.build_pyramid(features[0], 2)
+    many = ph.levels.coarsen(ph.splat(values, shared.levels[0]), shared, 0)
     assert many.shape == (3, shared.levels[1].num_lattice_points, 2)
     for item in range(3):
-        alone = ph.build_pyramid(features[item], 2).levels[1]
+        alone = ph.levels.build_pyramid(features[item], 2).levels[1]
         assert_close(result[item], ph.slice(ph.splat(values[item], alone), alone))
         assert_close(many[item], ph.splat(values[item], shared.levels[1]))
 
 
 def test_empty_point_set() -> None:
-    pyramid = ph.build_pyramid(draw(0, 3), LEVELS)
+    pyramid = ph.levels.build_pyramid(draw(0, 3), LEVELS)
     assert [level.num_lattice_points for level in pyramid.levels] == [0, 0, 0]
-    assert ph.coarsen(draw(0, 2), pyramid, 0).shape == (0, 2)
-    assert [each.shape for each in ph.coarsen_and_keep(draw(0, 2), pyramid, 0)] == [(0, 2), (0, 2)]
-    assert ph.refine(draw(0, 2), pyramid, 0, added=draw(0, 2)).shape == (0, 2)
-    assert ph.pool(draw(0, 2), pyramid, 1).shape == (0, 2)
+    assert ph.levels.coarsen(draw(0, 2), pyramid, 0).shape == (0, 2)
+    assert [each.shape for each in ph.levels.coarsen_and_keep(draw(0, 2), pyramid, 0)] == [(0, 2), (0, 2)]
+    assert ph.levels.refine(draw(0, 2), pyramid, 0, added=draw(0, 2)).shape == (0, 2)
+    assert ph.levels.pool(draw(0, 2), pyramid, 1).shape == (0, 2)
 
 
 def test_one_level_is_the_lattice() -> None:
-    pyramid = ph.build_pyramid(draw(10, 2), 1)
+    pyramid = ph.levels.build_pyramid(draw(10, 2), 1)
     assert pyramid.tables == ()
     assert_close(ph.splat(draw(10, 1), pyramid.levels[0]), ph.splat(draw(10, 1), ph.build_lattice(draw(10, 2))))
 
 
-STEPS: dict[str, Callable[[Tensor, Tensor, ph.LatticePyramid], Tensor]] = {
-    "coarsen": lambda values, weight, pyramid: ph.coarsen(values, pyramid, 0) * weight.sum(),
-    "keep": lambda values, weight, pyramid: torch.cat(ph.coarsen_and_keep(values, pyramid, 0)) * weight.sum(),
-    "refine": lambda values, weight, pyramid: ph.refine(values, pyramid, 0) * weight.sum(),
-    "convolve_down": lambda values, weight, pyramid: ph.convolve_down(values, weight, pyramid, 0),
-    "convolve_up": lambda values, weight, pyramid: ph.convolve_up(values, weight, pyramid, 0),
-    "pool": lambda values, weight, pyramid: ph.pool(values, pyramid, 0) * weight.sum(),
+STEPS: dict[str, Callable[[Tensor, Tensor, ph.levels.LatticePyramid], Tensor]] = {
+    "coarsen": lambda values, weight, pyramid: ph.levels.coarsen(values, pyramid, 0) * weight.sum(),
+    "keep": lambda values, weight, pyramid: torch.cat(ph.levels.coarsen_and_keep(values, pyramid, 0)) * weight.sum(),
+    "refine": lambda values, weight, pyramid: ph.levels.refine(values, pyramid, 0) * weight.sum(),
+    "convolve_down": lambda values, weight, pyramid: ph.levels.convolve_down(values, weight, pyramid, 0),
+    "convolve_up": lambda values, weight, pyramid: ph.levels.convolve_up(values, weight, pyramid, 0),
+    "pool": lambda values, weight, pyramid: ph.levels.pool(values, pyramid, 0) * weight.sum(),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_derivatives(name: str) -> None:
-    pyramid = ph.build_pyramid(draw(8, 2, scale=2.0), 2)
+    pyramid = ph.levels.build_pyramid(draw(8, 2, scale=2.0), 2)
     rows = pyramid.levels[name in ("refine", "convolve_up")].num_lattice_points
     inputs = draw(rows, 2).requires_grad_(), draw(7, 2, 2, seed=1).requires_grad_()
 
@@ -260,7 +270,7 @@ def test_derivatives(name: str) -> None:
 
 def test_derivatives_of_features_on_coarse_level() -> None:
     def function(features: Tensor, values: Tensor) -> Tensor:
-        lattice = ph.build_pyramid(features, LEVELS).levels[2]
+        lattice = ph.levels.build_pyramid(features, LEVELS).levels[2]
         return ph.slice(ph.splat(values, lattice).square(), lattice)
 
     inputs = draw(6, 2, scale=2.0).requires_grad_(), draw(6, 2).requires_grad_()
@@ -270,7 +280,7 @@ def test_derivatives_of_features_on_coarse_level() -> None:
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "torch.save", "to"])
 def test_copies(way: str) -> None:
-    pyramid = ph.build_pyramid(draw(20, 2), LEVELS)
+    pyramid = ph.levels.build_pyramid(draw(20, 2), LEVELS)
     if way == "pickle":
         restored = pickle.loads(pickle.dumps(pyramid))
     elif way == "deepcopy":
@@ -282,33 +292,41 @@ def test_copies(way: str) -> None:
     else:
         restored = pyramid.to(DEVICE)
     values = draw(pyramid.levels[0].num_lattice_points, 2)
-    assert_close(ph.coarsen(values, restored, 0), ph.coarsen(values, pyramid, 0))
+    assert_close(ph.levels.coarsen(values, restored, 0), ph.levels.coarsen(values, pyramid, 0))
     assert repr(restored) == repr(pyramid)
     assert restored.num_bytes() == pyramid.num_bytes() > sum(level.statistics().num_bytes for level in pyramid.levels)
 
 
 def test_compiled_pyramid() -> None:
-    pyramid = ph.build_pyramid(draw(20, 2), 2)
+    pyramid = ph.levels.build_pyramid(draw(20, 2), 2)
     weight = draw(7, 2, 2)
 
     def function(values: Tensor) -> Tensor:
-        return ph.convolve_up(ph.convolve_down(values, weight, pyramid, 0), weight, pyramid, 0)
+        return ph.levels.convolve_up(ph.levels.convolve_down(values, weight, pyramid, 0), weight, pyramid, 0)
 
     values = draw(pyramid.levels[0].num_lattice_points, 2)
     assert_close(torch.compile(function, fullgraph=True, backend="aot_eager")(values), function(values))
 
 
-PYRAMID = ph.build_pyramid(draw(9, 2), 2)
+PYRAMID = ph.levels.build_pyramid(draw(9, 2), 2)
 ERRORS: dict[str, ErrorCase] = {
-    "no_level": (lambda: ph.build_pyramid(draw(9, 2), 0), ph.InputError, "levels must be a whole number from 1"),
-    "many_levels": (lambda: ph.build_pyramid(draw(9, 2), 31), ph.InputError, "levels must be a whole number from 1"),
-    "features": (lambda: ph.build_pyramid(draw(9), 2), ph.InputError, "features must be"),
-    "coarsest": (lambda: ph.coarsen(draw(9, 2), PYRAMID, 1), ph.InputError, "from 0 to 0"),
-    "negative": (lambda: ph.refine(draw(9, 2), PYRAMID, -1), ph.InputError, "from 0 to 0"),
-    "rows": (lambda: ph.pool(draw(1, 2), PYRAMID, 0), ph.InputError, "one row for each"),
+    "no_level": (
+        lambda: ph.levels.build_pyramid(draw(9, 2), 0),
+        ph.errors.InputError,
+        "levels must be a whole number from 1",
+    ),
+    "many_levels": (
+        lambda: ph.levels.build_pyramid(draw(9, 2), 31),
+        ph.errors.InputError,
+        "levels must be a whole number from 1",
+    ),
+    "features": (lambda: ph.levels.build_pyramid(draw(9), 2), ph.errors.InputError, "features must be"),
+    "coarsest": (lambda: ph.levels.coarsen(draw(9, 2), PYRAMID, 1), ph.errors.InputError, "from 0 to 0"),
+    "negative": (lambda: ph.levels.refine(draw(9, 2), PYRAMID, -1), ph.errors.InputError, "from 0 to 0"),
+    "rows": (lambda: ph.levels.pool(draw(1, 2), PYRAMID, 0), ph.errors.InputError, "one row for each"),
     "taps": (
-        lambda: ph.convolve_down(draw(len(PYRAMID.levels[0].source.keys), 2), draw(3, 2, 2), PYRAMID, 0),
-        ph.InputError,
+        lambda: ph.levels.convolve_down(draw(len(PYRAMID.levels[0].source.keys), 2), draw(3, 2, 2), PYRAMID, 0),
+        ph.errors.InputError,
         "has 3 taps",
     ),
 }
@@ -330,5 +348,5 @@ def test_splat_with_maximum() -> None:
     assert_close(ph.splat(torch.stack([values, -values]), lattice, reduce="max")[0], to_numpy(largest))
     values.requires_grad_()
     assert gradcheck(lambda each: ph.splat(each, lattice, reduce="max"), (values,), nondet_tol=NONDETERMINISM)
-    with pytest.raises(ph.InputError, match="reduce must be 'sum' or 'max', got 'mean'"):
+    with pytest.raises(ph.errors.InputError, match="reduce must be 'sum' or 'max', got 'mean'"):
         ph.splat(values, lattice, reduce="mean")  # type: ignore[arg-type]

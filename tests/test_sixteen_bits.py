@@ -40,12 +40,12 @@ def run_filter(
     """Apply a learned filter, and return its result and the gradients of values and filter."""
     values, features, targets = given
     out_channels = 3
-    weight = draw(ph.Neighborhood(features.shape[-1], 1).filter_size, values.shape[-1], out_channels, seed=7)
+    weight = draw(ph.lattice.Neighborhood(features.shape[-1], 1).filter_size, values.shape[-1], out_channels, seed=7)
     leaves = [each.to(dtype).requires_grad_() for each in (values, weight)]
     points = [None if each is None else in_precision(each, dtype) for each in (features, targets)]
     assert points[0] is not None
     output = ph.permutohedral_filter(
-        leaves[0], points[0], leaves[1], points[1], normalization=normalization, weights=weights
+        leaves[0], points[0], leaves[1], points[1], normalization=normalization, sample_weight=weights
     )
     return [output.detach(), *torch.autograd.grad(output, leaves, torch.full_like(output, upstream))]
 
@@ -144,8 +144,8 @@ def test_interpolation_between_many_samples() -> None:
 
 
 def test_coarsening_of_large_values() -> None:
-    pyramid = ph.build_pyramid(9 * draw(300, 3).float(), 2)
-    layer = ph.nn.CoarsenLinear(1, 1, 3).to(DEVICE)
+    pyramid = ph.levels.build_pyramid(9 * draw(300, 3).float(), 2)
+    layer = ph.nn.LatticeLinearDown(1, 1, 3).to(DEVICE)
     fine = torch.full((pyramid.levels[0].num_lattice_points, 1), 10_000.0, device=DEVICE)
     expected = layer(fine, pyramid, 0)
     assert_close(layer.half()(fine.half(), pyramid, 0), expected, torch.bfloat16)

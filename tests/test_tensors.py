@@ -18,7 +18,7 @@ import permutohedral as ph
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-InputError = ph.InputError
+InputError = ph.errors.InputError
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -34,19 +34,23 @@ def sigma_of(*numbers: float) -> Tensor:
 
 
 NOT_TENSORS: dict[str, ErrorCase] = {
-    "picture": (lambda: ph.bilateral_filter(array(3, 8, 8), 1.0, 0.1), InputError, "image.*ndarray.*torch.as_tensor"),
+    "picture": (
+        lambda: ph.bilateral_filter(array(3, 8, 8), sigma_space=1.0, sigma_color=0.1),
+        InputError,
+        "image.*ndarray.*torch.as_tensor",
+    ),
     "guide": (
-        lambda: ph.bilateral_filter(zeros(3, 8, 8), 1.0, 0.1, guide=array(1, 8, 8)),
+        lambda: ph.bilateral_filter(zeros(3, 8, 8), sigma_space=1.0, sigma_color=0.1, guide=array(1, 8, 8)),
         InputError,
         "ndarray.*torch.as_tensor",
     ),
     "image_beside_a_guide": (
-        lambda: ph.bilateral_filter(array(3, 8, 8), 1.0, 0.1, guide=zeros(1, 8, 8)),
+        lambda: ph.bilateral_filter(array(3, 8, 8), sigma_space=1.0, sigma_color=0.1, guide=zeros(1, 8, 8)),
         InputError,
         "image.*ndarray.*torch.as_tensor",
     ),
-    "colors": (lambda: ph.color_features(array(3, 8, 8)), InputError, "image.*ndarray.*torch.as_tensor"),
-    "features_to_join": (lambda: ph.join_features(zeros(3, 1), array(3, 1)), InputError, "features.*ndarray"),
+    "colors": (lambda: ph.features.colors(array(3, 8, 8)), InputError, "image.*ndarray.*torch.as_tensor"),
+    "features_to_join": (lambda: ph.features.join(zeros(3, 1), array(3, 1)), InputError, "features.*ndarray"),
     "values": (lambda: ph.gaussian_filter(array(5, 1), zeros(5, 2)), InputError, "values.*ndarray.*torch.as_tensor"),
     "weight": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), array(7, 1, 1)),
@@ -54,7 +58,7 @@ NOT_TENSORS: dict[str, ErrorCase] = {
         "weight.*ndarray.*torch.as_tensor",
     ),
     "values_of_a_layer": (
-        lambda: ph.nn.PermutohedralConvolution(1, 1, 2, device=DEVICE)([[0.0]], zeros(1, 2)),
+        lambda: ph.nn.PermutohedralConv(1, 1, 2, device=DEVICE)([[0.0]], zeros(1, 2)),
         InputError,
         "values.*list.*torch.as_tensor",
     ),
@@ -64,7 +68,7 @@ NOT_TENSORS: dict[str, ErrorCase] = {
         "features.*list.*torch.as_tensor",
     ),
     "image_of_a_layer": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1)(array(1, 4, 4)),
+        lambda: ph.nn.BilateralConv2d(1, 1)(array(1, 4, 4)),
         InputError,
         "image.*ndarray.*torch.as_tensor",
     ),
@@ -72,7 +76,11 @@ NOT_TENSORS: dict[str, ErrorCase] = {
 
 SPARSE: dict[str, ErrorCase] = {
     "values": (lambda: ph.gaussian_filter(zeros(5, 1).to_sparse(), zeros(5, 2)), InputError, "values.*to_dense"),
-    "picture": (lambda: ph.bilateral_filter(zeros(1, 4, 4).to_sparse(), 1.0, 1.0), InputError, "image.*to_dense"),
+    "picture": (
+        lambda: ph.bilateral_filter(zeros(1, 4, 4).to_sparse(), sigma_space=1.0, sigma_color=1.0),
+        InputError,
+        "image.*to_dense",
+    ),
     "weight": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7, 1, 1).to_sparse()),
         InputError,
@@ -81,37 +89,45 @@ SPARSE: dict[str, ErrorCase] = {
 }
 
 SIGMAS: dict[str, ErrorCase] = {
-    "text": (lambda: ph.position_features(2, 2, "wide"), InputError, "sigma must be one number.*'wide'"),  # type: ignore[arg-type]
-    "none": (lambda: ph.bilateral_filter(zeros(1, 4, 4), None, 1.0), InputError, "sigma_space must be.*None"),  # type: ignore[call-overload]
-    "matrix": (lambda: ph.position_features(2, 2, np.ones((2, 2))), InputError, r"sigma.*shape \(2, 2\)"),
-    "too_many": (lambda: ph.position_features(2, 2, np.ones(3)), InputError, r"for each of 2, got the shape \(3,\)"),
-    "negative_array": (lambda: ph.position_features(2, 2, -np.ones(2)), InputError, "positive and finite"),
+    "text": (lambda: ph.features.positions((2, 2), "wide"), InputError, "sigma must be one number.*'wide'"),  # type: ignore[arg-type]
+    "none": (
+        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_space=None, sigma_color=1.0),
+        InputError,
+        "sigma_space must be.*None",
+    ),  # type: ignore[call-overload]
+    "matrix": (lambda: ph.features.positions((2, 2), np.ones((2, 2))), InputError, r"sigma.*shape \(2, 2\)"),
+    "too_many": (lambda: ph.features.positions((2, 2), np.ones(3)), InputError, r"for each of 2, got the shape \(3,\)"),
+    "negative_array": (lambda: ph.features.positions((2, 2), -np.ones(2)), InputError, "positive and finite"),
     # on a GPU it stays unread, and no lattice takes what it makes
     "negative_tensor": (
-        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_of(-2.0), 1.0),
+        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_space=sigma_of(-2.0), sigma_color=1.0),
         InputError,
         "positive and finite|must be finite",
     ),
     "one_negative": (
-        lambda: ph.gaussian_filter(zeros(6, 1), ph.position_features(2, 3, sigma_of(1.0, -1.0), device=DEVICE)),
+        lambda: ph.gaussian_filter(zeros(6, 1), ph.features.positions((2, 3), sigma_of(1.0, -1.0), device=DEVICE)),
         InputError,
         "positive and finite|must be finite",
     ),
     "zero_tensor": (
-        lambda: ph.bilateral_filter(zeros(1, 4, 4), 1.0, sigma_of(0.0)),
+        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_space=1.0, sigma_color=sigma_of(0.0)),
         InputError,
         "positive and finite|must be finite",
     ),
 }
 
 FORECASTS: dict[str, ErrorCase] = {
-    "points": (lambda: ph.forecast_memory(-5, 3), InputError, "num_points.*at least 0, got -5"),
-    "fraction": (lambda: ph.forecast_memory(1.5, 3), InputError, "num_points.*whole number.*1.5"),  # type: ignore[arg-type]
-    "dimension": (lambda: ph.forecast_memory(5, 0), InputError, "dimension.*at least 1, got 0"),
-    "size": (lambda: ph.forecast_memory(5, 3, -1), InputError, "neighborhood_size.*got -1"),
-    "channels": (lambda: ph.forecast_memory(5, 3, channels=-1), InputError, "channels.*got -1"),
-    "lattice_points": (lambda: ph.forecast_memory(5, 3, num_lattice_points=-1), InputError, "num_lattice_points"),
-    "dtype": (lambda: ph.forecast_memory(5, 3, dtype=torch.int32), InputError, "floating, got torch.int32"),
+    "points": (lambda: ph.lattice.forecast_memory(-5, 3), InputError, "num_points.*at least 0, got -5"),
+    "fraction": (lambda: ph.lattice.forecast_memory(1.5, 3), InputError, "num_points.*whole number.*1.5"),  # type: ignore[arg-type]
+    "dimension": (lambda: ph.lattice.forecast_memory(5, 0), InputError, "dimension.*at least 1, got 0"),
+    "size": (lambda: ph.lattice.forecast_memory(5, 3, -1), InputError, "neighborhood_size.*got -1"),
+    "channels": (lambda: ph.lattice.forecast_memory(5, 3, channels=-1), InputError, "channels.*got -1"),
+    "lattice_points": (
+        lambda: ph.lattice.forecast_memory(5, 3, num_lattice_points=-1),
+        InputError,
+        "num_lattice_points",
+    ),
+    "dtype": (lambda: ph.lattice.forecast_memory(5, 3, dtype=torch.int32), InputError, "floating, got torch.int32"),
 }
 
 CASES = {
@@ -127,12 +143,15 @@ def test_rejects_with_advice(case: ErrorCase) -> None:
 
 
 def test_sigma_as_an_array() -> None:
-    expected = ph.position_features(3, 4, [2.0, 4.0])
-    assert_close(ph.position_features(3, 4, np.array([2.0, 4.0])), expected)
+    expected = ph.features.positions((3, 4), [2.0, 4.0])
+    assert_close(ph.features.positions((3, 4), np.array([2.0, 4.0])), expected)
     image = torch.rand(1, 5, 6, device=DEVICE)
     twos: list[Any] = [np.float32(2), np.float64(2), np.array(2.0), np.array([2.0])]
     for two in twos:
-        assert_close(ph.bilateral_filter(image, two, 1.0), ph.bilateral_filter(image, 2.0, 1.0))
+        assert_close(
+            ph.bilateral_filter(image, sigma_space=two, sigma_color=1.0),
+            ph.bilateral_filter(image, sigma_space=2.0, sigma_color=1.0),
+        )
 
 
 @pytest.fixture
@@ -152,21 +171,21 @@ def test_ignores_default_device(dimension: int) -> None:
         torch.rand(414, columns, generator=random, device="cpu").to(DEVICE).requires_grad_()
         for columns in (3, dimension)
     )
-    weight = torch.ones(ph.Neighborhood(dimension, 2).filter_size, 3, 2, device=DEVICE, requires_grad=True)
+    weight = torch.ones(ph.lattice.Neighborhood(dimension, 2).filter_size, 3, 2, device=DEVICE, requires_grad=True)
     results = [
         ph.gaussian_filter(values.detach(), 20 * features.detach()),
         ph.gaussian_filter(values, features, 2 * features, halo=1),
         ph.gaussian_filter(values, features, method="dense"),
-        ph.permutohedral_filter(values, features, weight, 2 * features, 2, "symmetric"),
+        ph.permutohedral_filter(values, features, weight, 2 * features, neighborhood_size=2, normalization="symmetric"),
     ]
     for result in results:
         assert result.device == DEVICE
         if result.requires_grad:
             result.sum().backward()
     image = values.detach().T[:1].reshape(1, 18, 23)
-    assert ph.bilateral_filter(image, 2.0, 0.2).device == DEVICE
+    assert ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.2).device == DEVICE
     assert ph.build_lattice(zeros(0, dimension)).device == DEVICE
-    layer = ph.nn.PermutohedralConvolution(3, 3, dimension, init="gaussian", device=DEVICE)
+    layer = ph.nn.PermutohedralConv(3, 3, dimension, init="gaussian", device=DEVICE)
     assert layer(values, features).device == DEVICE
 
 
@@ -187,10 +206,14 @@ def test_values_without_channels(points: int, gradient: bool) -> None:
     for result in results:
         assert result.shape[-1] == 0
     assert results[2].shape == (3, points, 0)
-    assert ph.bilateral_filter(zeros(0, 4, 5), 1.0, 1.0, guide=zeros(1, 4, 5)).shape == (0, 4, 5)
+    assert ph.bilateral_filter(zeros(0, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5)).shape == (
+        0,
+        4,
+        5,
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"separable": True, "halo": 1}])
+@pytest.mark.parametrize("options", [{}, {"lattice": True, "halo": 1}])
 @pytest.mark.parametrize("apart", [False, True])
 def test_saved_lattice_loads_with_weights_only(options: dict[str, Any], apart: bool) -> None:
     features, values = torch.rand(50, 2, device=DEVICE), torch.rand(50, 3, device=DEVICE)
@@ -244,9 +267,9 @@ def test_rejects_torchscript_tracing(function: Callable[..., Tensor]) -> None:
 def test_rejects_torchscript_of_layers(inside: bool) -> None:
     layers = [
         ph.nn.GaussianFilter(2),
-        ph.nn.PermutohedralConvolution(1, 1, 2),
-        ph.nn.BilateralFilter(1.0, 1.0),
-        ph.nn.BilateralConvolution2d(1, 1),
+        ph.nn.PermutohedralConv(1, 1, 2),
+        ph.nn.BilateralFilter(sigma_space=1.0, sigma_color=1.0),
+        ph.nn.BilateralConv2d(1, 1),
     ]
     for layer in layers:
         with pytest.raises(InputError, match=rf"script cannot compile {type(layer).__name__}.*use torch.compile"):

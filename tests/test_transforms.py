@@ -54,7 +54,10 @@ def on_a_lattice(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
 
 def bilateral(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
     picture = torch.cat([values, features], dim=1).T.reshape(1, 4, -1)
-    return ph.bilateral_filter(picture[:, 1:], 1.3, 0.7, guide=picture[:, 1:])[:, :, 1:] * weight.sum()
+    return (
+        ph.bilateral_filter(picture[:, 1:], sigma_space=1.3, sigma_color=0.7, guide=picture[:, 1:])[:, :, 1:]
+        * weight.sum()
+    )
 
 
 FILTERS = [learned, gaussian, elsewhere, with_halo, dense, on_a_lattice, bilateral]
@@ -225,7 +228,7 @@ def test_vmap_over_items() -> None:
 
 
 def test_per_sample_gradients_of_layer() -> None:
-    layer = ph.nn.PermutohedralConvolution(2, 2, dimension=2, learn_scale=True, dtype=torch.float64, device=DEVICE)
+    layer = ph.nn.PermutohedralConv(2, 2, dimension=2, learn_sigma=True, dtype=torch.float64, device=DEVICE)
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
 
     def loss(parameters: dict[str, Tensor], values: Tensor, features: Tensor) -> Tensor:
@@ -245,11 +248,11 @@ def test_per_sample_gradients_of_layer() -> None:
 def test_lattice_caches_no_transformed_tensors() -> None:
     """A size that nothing else uses: its tables are made while torch transforms the call."""
     values, features = draw(6, 1), draw(6, 6, seed=1)
-    weight = draw(ph.Neighborhood(6, 2).filter_size, 1, 1).requires_grad_()
+    weight = draw(ph.lattice.Neighborhood(6, 2).filter_size, 1, 1).requires_grad_()
     with torch.inference_mode():
         ph.permutohedral_filter(values, features, weight, neighborhood_size=2)
     jvp(lambda given: ph.gaussian_filter(given, features), (values,), (values,))
-    jvp(lambda given: ph.permutohedral_filter(given, features, weight, None, 2), (values,), (values,))
+    jvp(lambda given: ph.permutohedral_filter(given, features, weight, None, neighborhood_size=2), (values,), (values,))
     ph.gaussian_filter(values, features)
     ph.permutohedral_filter(values, features, weight, neighborhood_size=2).sum().backward()
     assert weight.grad is not None

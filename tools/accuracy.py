@@ -58,13 +58,13 @@ def cube(dimension: int, side: float, wavelength: float) -> tuple[Tensor, Tensor
     return features, (features @ waves.T + phases).cos().sum(dim=1, keepdim=True)
 
 
-def photograph(name: str, sigma_space: float, sigma_range: float) -> tuple[Tensor, Tensor]:
+def photograph(name: str, sigma_space: float, sigma_color: float) -> tuple[Tensor, Tensor]:
     """Pixels of a picture of scikit-image: position and color, and the color again as values."""
     from skimage import data
 
     pixels = torch.from_numpy(getattr(data, name)()).double() / 255
     image = pixels.reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
-    return ph.bilateral_features(image, sigma_space, sigma_range), ph.color_features(image)
+    return ph.features.bilateral(image, sigma_space=sigma_space, sigma_color=sigma_color), ph.features.colors(image)
 
 
 def exact_filter(values: Tensor, features: Tensor, rows: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _count_lattice_points(features: Tensor, options: dict[str, Any]) -> int | No
     halo = options.get("halo", 0)
     if features.shape[1] > MOST_DIMENSIONS and options != METHODS["separable"]:
         return None
-    taps = ph.Neighborhood(features.shape[1], halo).filter_size
+    taps = ph.lattice.Neighborhood(features.shape[1], halo).filter_size
     occupied = ph.build_lattice(features, neighborhood_size=0).num_lattice_points
     if occupied * taps > 20 * MOST_LATTICE_POINTS:
         return None
@@ -152,7 +152,7 @@ def run() -> dict[str, Any]:
         "version": ph.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "backend": ph.explain_backend().partition(":")[0],
+        "backend": ph.backends.explain().partition(":")[0],
         "rows": rows,
         "rounding": [measure_rounding(4.0, 0.0), measure_rounding(16.0, 0.0), measure_rounding(16.0, 25 / 255)],
     }

@@ -66,11 +66,13 @@ def timed(runs: Mapping[str, Callable[[], Tensor]]) -> dict[str, tuple[float, Te
     return found
 
 
-def measure(image: Tensor, sigma_space: float, sigma_range: float) -> dict[str, Any]:
+def measure(image: Tensor, sigma_space: float, sigma_color: float) -> dict[str, Any]:
     """Measure errors and times of the methods on one image."""
-    exact = ph.bilateral_filter(image, sigma_space, sigma_range, method="exact").double()
-    found: dict[str, Any] = {"explained": ph.explain_bilateral(image, sigma_space, sigma_range)}
-    runs = {method: partial(ph.bilateral_filter, image, sigma_space, sigma_range, method=method) for method in METHODS}
+    exact = ph.bilateral_filter(image, sigma_space=sigma_space, sigma_color=sigma_color, method="exact").double()
+    found: dict[str, Any] = {
+        "explained": ph.accuracy.explain_bilateral(image, sigma_space=sigma_space, sigma_color=sigma_color)
+    }
+    runs = {method: partial(ph.bilateral_filter, image, sigma_space, sigma_color, method=method) for method in METHODS}
     for name, (milliseconds, result) in timed(runs).items():
         worst = float((result.double() - exact).abs().max())
         found[name] = {"error": relative_error(result, exact), "worst": worst, "milliseconds": milliseconds}
@@ -103,9 +105,9 @@ def run(folder: Path) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(0)
         photographs = [image + noise * torch.randn(image.shape, generator=generator) for image in map(read, paths)]
         for sigma_space in SIGMAS_SPACE:
-            for sigma_range in SIGMAS_RANGE:
-                found = [measure(image, sigma_space, sigma_range) for image in photographs]
-                setting = {"noise": noise, "sigma_space": sigma_space, "sigma_range": sigma_range}
+            for sigma_color in SIGMAS_RANGE:
+                found = [measure(image, sigma_space, sigma_color) for image in photographs]
+                setting = {"noise": noise, "sigma_space": sigma_space, "sigma_color": sigma_color}
                 rows.append({**setting, "photographs": len(found), **summarize(found)})
                 print(json.dumps(rows[-1]), flush=True)
     return {
@@ -136,9 +138,9 @@ def render(report: dict[str, Any]) -> list[str]:
     """Return the section of the page, in lines of Markdown."""
     table = []
     for row in report["rows"]:
-        if row["sigma_range"] not in SHOWN_SIGMAS_RANGE:
+        if row["sigma_color"] not in SHOWN_SIGMAS_RANGE:
             continue
-        cells = [f"{round(255 * row['noise'])}/255, {row['sigma_space']:g} px, {row['sigma_range']:g}"]
+        cells = [f"{round(255 * row['noise'])}/255, {row['sigma_space']:g} px, {row['sigma_color']:g}"]
         for method in METHODS:
             if method == "auto":
                 cells.append(" or ".join(row["chosen"]))

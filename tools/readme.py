@@ -67,7 +67,7 @@ def main() -> None:
     scripts = Path(sys.executable).parent
     os.environ["PATH"] = str(scripts)
     print(f"permutohedral {ph.__version__} from {Path(ph.__file__).parent}")
-    print(ph.explain_backend())
+    print(ph.backends.explain())
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         write_pictures(Path(folder))

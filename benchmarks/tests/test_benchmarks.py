@@ -46,7 +46,7 @@ def test_selects_by_name_or_prefix() -> None:
     assert names("W1") == ["W1"]
     assert names("w5", "W2") == ["W2", "W5-W1", "W5-W1b", "W5-W4"]
     assert all(workload.device != "cpu" for workload in select(runner.WORKLOADS, None, "cuda"))
-    with pytest.raises(ph.InputError, match=r"no workload 'W9'.*W1, W1b"):
+    with pytest.raises(ph.errors.InputError, match=r"no workload 'W9'.*W1, W1b"):
         select(runner.WORKLOADS, ["W9"], "cpu")
 
 
@@ -228,7 +228,7 @@ def test_keeps_results_after_an_interrupt(tiny: None, monkeypatch: pytest.Monkey
 def test_names_a_missing_device() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    with pytest.raises(ph.BackendUnavailable, match="no GPU"):
+    with pytest.raises(ph.errors.BackendUnavailable, match="no GPU"):
         runner.run(runner.Options(device="cuda"))
 
 

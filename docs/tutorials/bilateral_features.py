@@ -31,11 +31,11 @@ print("known:", list(coarse.shape), "wanted:", list(depth.shape))
 # A coarse pixel is at the center of its eight by eight pixels, and has their mean color. Positions and colors are
 # divided by their bandwidths.
 
-sigma_space, sigma_range = 6.0, 0.08
+sigma_space, sigma_color = 6.0, 0.08
 coarse_photo = interpolate(photo[None], scale_factor=1 / factor, mode="area")[0]
-middle = ph.position_features(height // factor, width // factor) * factor + (factor - 1) / 2
-source = ph.join_features(middle / sigma_space, ph.color_features(coarse_photo, sigma_range))
-target = ph.bilateral_features(photo, sigma_space, sigma_range)
+middle = ph.features.positions((height // factor, width // factor)) * factor + (factor - 1) / 2
+source = ph.features.join(middle / sigma_space, ph.features.colors(coarse_photo, sigma_color))
+target = ph.features.bilateral(photo, sigma_space=sigma_space, sigma_color=sigma_color)
 print("source features", list(source.shape), "target features", list(target.shape))
 
 # %%
@@ -45,7 +45,7 @@ print("source features", list(source.shape), "target features", list(target.shap
 # A target with no source of similar color would stay empty, so a second, wider Gaussian fills it. A channel of ones
 # measures how much mass reaches a target.
 
-values = ph.color_features(coarse)
+values = ph.features.colors(coarse)
 with_mass = torch.cat([values, torch.ones_like(values)], dim=1)
 narrow = ph.gaussian_filter(with_mass, source, target, normalization="none")
 wide = ph.gaussian_filter(with_mass, source / 4, target / 4, normalization="none")
@@ -84,6 +84,8 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
 # 1) - s^(d + 1)`` taps. Use learned filters up to about six dimensions; the separable Gaussian goes further.
 
 time = torch.full((height * width, 1), 3.0)
-video = ph.join_features(target, time / 2.0)
+video = ph.features.join(target, time / 2.0)
 print("position, color and time:", list(video.shape))
-print("taps for d = 1 to 8, s = 1:", [ph.Neighborhood(d, 1).filter_size for d in range(1, 9)])
+print(
+    "taps for d = 1 to 8, s = 1:", [ph.lattice.Neighborhood(d, 1).filter_size for d in range(1, 9)]
+)

@@ -22,15 +22,15 @@ photo = torch.from_numpy(data.astronaut()[::2, ::2].copy()).permute(2, 0, 1).flo
 # Lattice points are about one unit apart. After division by a small bandwidth every point is alone on its simplex, and
 # the filter finds no neighbors. After division by a large one all points share a few simplices.
 
-print("sigma_space  sigma_range  lattice points  points per lattice point  taps that read zero")
+print("sigma_space  sigma_color  lattice points  points per lattice point  taps that read zero")
 rows = []
 for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
-    sigma_space, sigma_range = 8.0 * factor, 0.1 * factor
-    features = ph.bilateral_features(photo, sigma_space, sigma_range)
+    sigma_space, sigma_color = 8.0 * factor, 0.1 * factor
+    features = ph.features.bilateral(photo, sigma_space=sigma_space, sigma_color=sigma_color)
     found = ph.build_lattice(features, neighborhood_size=1).statistics()
     rows.append((factor, found.points_per_lattice_point, found.missing_tap_share))
     print(
-        f"{sigma_space:11g}  {sigma_range:11g}  {found.num_lattice_points:14,}  "
+        f"{sigma_space:11g}  {sigma_color:11g}  {found.num_lattice_points:14,}  "
         f"{found.points_per_lattice_point:24.2f}  {found.missing_tap_share:20.1%}"
     )
 
@@ -48,7 +48,8 @@ for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
 print("     " + "".join(f"{f'd = {d}':>9}" for d in range(1, 7)))
 for size in (1, 2, 3):
     print(
-        f"s = {size}" + "".join(f"{ph.Neighborhood(d, size).filter_size:9,}" for d in range(1, 7))
+        f"s = {size}"
+        + "".join(f"{ph.lattice.Neighborhood(d, size).filter_size:9,}" for d in range(1, 7))
     )
 
 # %%
@@ -60,9 +61,9 @@ gray = photo.mean(dim=0)[20:148, 40:168]
 noisy = gray + 0.1 * torch.randn_like(gray)
 
 
-def fitted(size: int, sigma_space: float, sigma_range: float) -> float:
+def fitted(size: int, sigma_space: float, sigma_color: float) -> float:
     """PSNR in dB of the best filter, each tap an unknown."""
-    features = ph.bilateral_features(noisy[None], sigma_space, sigma_range)
+    features = ph.features.bilateral(noisy[None], sigma_space=sigma_space, sigma_color=sigma_color)
     lattice = ph.build_lattice(features, neighborhood_size=size)
     taps = lattice.neighborhood.filter_size
     # the response to each tap alone, as channels of one convolution
@@ -78,7 +79,7 @@ def fitted(size: int, sigma_space: float, sigma_range: float) -> float:
 scores = {}
 for size, factor in ((1, 2.0), (1, 1.0), (2, 1.0), (2, 0.5)):
     scores[size, factor] = fitted(size, 2.0 * factor, 0.2 * factor)
-    taps = ph.Neighborhood(3, size).filter_size
+    taps = ph.lattice.Neighborhood(3, size).filter_size
     print(f"s = {size}, scale {factor:g}: {taps:3} taps, {scores[size, factor]:.2f} dB")
 assert scores[2, 1.0] > scores[1, 1.0]
 

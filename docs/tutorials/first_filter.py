@@ -13,7 +13,7 @@ from skimage import data
 import permutohedral as ph
 
 photo = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255
-smooth = ph.bilateral_filter(photo, sigma_space=16.0, sigma_range=0.15)
+smooth = ph.bilateral_filter(photo, sigma_space=16.0, sigma_color=0.15)
 print(photo.shape, "to", smooth.shape)
 
 
@@ -32,11 +32,16 @@ show(("photo", photo), ("filtered: 16 pixels, 0.15 in color", smooth))
 # The two bandwidths
 # ------------------
 #
-# ``sigma_space`` is the standard deviation of the Gaussian in pixels, ``sigma_range`` that in color, in the units of
-# the image (here white is 1). A wide ``sigma_range`` averages across edges; a narrow one keeps even faint ones.
+# ``sigma_space`` is the standard deviation of the Gaussian in pixels, ``sigma_color`` that in color, in the units of
+# the image (here white is 1). A wide ``sigma_color`` averages across edges; a narrow one keeps even faint ones.
 
 detail = photo[:, 20:200, 130:310]
-show(*((f"sigma_range = {s}", ph.bilateral_filter(detail, 8.0, s)) for s in (0.05, 0.15, 0.6)))
+show(
+    *(
+        (f"sigma_color = {s}", ph.bilateral_filter(detail, sigma_space=8.0, sigma_color=s))
+        for s in (0.05, 0.15, 0.6)
+    )
+)
 
 # %%
 # The same, by hand
@@ -46,10 +51,10 @@ show(*((f"sigma_range = {s}", ph.bilateral_filter(detail, 8.0, s)) for s in (0.0
 # Dividing by a bandwidth makes it one unit.
 
 height, width = photo.shape[1:]
-features = ph.join_features(
-    ph.position_features(height, width, sigma=16.0), ph.color_features(photo, sigma=0.15)
+features = ph.features.join(
+    ph.features.positions((height, width), sigma=16.0), ph.features.colors(photo, sigma=0.15)
 )
-values = ph.color_features(photo)
+values = ph.features.colors(photo)
 by_hand = ph.gaussian_filter(values, features).T.reshape(photo.shape)
 print("features", list(features.shape), "values", list(values.shape))
 assert torch.equal(by_hand, smooth)
@@ -64,7 +69,7 @@ assert torch.equal(by_hand, smooth)
 
 lattice = ph.build_lattice(features, neighborhood_size=1)
 print(lattice.neighborhood.filter_size, "taps,", lattice.num_lattice_points, "lattice points")
-weight = ph.gaussian_weight(dimension=5, size=1)
+weight = ph.lattice.gaussian_weight(dimension=5, size=1)
 mean = ph.permutohedral_filter(values, None, weight, normalization="homogeneous", lattice=lattice)
 taken = (values - mean).T.reshape(photo.shape)
 show(("removed by the filter, four times", 0.5 + 4 * taken))

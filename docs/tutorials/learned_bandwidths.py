@@ -29,7 +29,7 @@ print(f"noisy: {decibels(noisy):.2f} dB")
 #
 # ``BilateralFilter(learn_sigma=True)`` holds the logarithms of its standard deviations, which keeps them positive.
 
-layer = ph.nn.BilateralFilter(sigma_space=8.0, sigma_range=0.1, learn_sigma=True)
+layer = ph.nn.BilateralFilter(sigma_space=8.0, sigma_color=0.1, learn_sigma=True)
 optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
 history = []
 for step in range(40):
@@ -37,7 +37,7 @@ for step in range(40):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    history.append((layer.sigma_space.item(), layer.sigma_range.item(), -10 * loss.log10().item()))
+    history.append((layer.sigma_space.item(), layer.sigma_color.item(), -10 * loss.log10().item()))
     if step % 13 == 0:
         print("step {}: {:.2f} pixels, {:.3f} in color, {:.2f} dB".format(step, *history[-1]))
 print(layer)
@@ -46,7 +46,7 @@ assert history[-1][2] > history[0][2] + 1
 # %%
 _, axes = plt.subplots(1, 3, figsize=(12, 3))
 for axis, numbers, title in zip(
-    axes, zip(*history, strict=True), ("sigma_space", "sigma_range", "dB"), strict=True
+    axes, zip(*history, strict=True), ("sigma_space", "sigma_color", "dB"), strict=True
 ):
     axis.plot(numbers)
     axis.set_title(title)
@@ -56,14 +56,17 @@ for axis, numbers, title in zip(
 # Weights and scale
 # -----------------
 #
-# A layer with ``learn_scale=True`` also has one factor per feature dimension. It starts as the Gaussian
+# A layer with ``learn_sigma=True`` also has one factor per feature dimension. It starts as the Gaussian
 # (``init="gaussian"``), from the bandwidths found above.
 
-convolution = ph.nn.PermutohedralConvolution(
-    3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_scale=True
+convolution = ph.nn.PermutohedralConv(
+    3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_sigma=True
 )
-sigmas = (layer.sigma_space.detach(), layer.sigma_range.detach())
-features, values = ph.bilateral_features(noisy, *sigmas), ph.color_features(noisy)
+sigmas = (layer.sigma_space.detach(), layer.sigma_color.detach())
+features, values = (
+    ph.features.bilateral(noisy, sigma_space=sigmas[0], sigma_color=sigmas[1]),
+    ph.features.colors(noisy),
+)
 optimizer = torch.optim.Adam(convolution.parameters(), lr=0.02)
 for _ in range(25):
     output = convolution(values, features).T.reshape(picture.shape)
@@ -78,5 +81,5 @@ print(
 
 # %%
 # The gradient with respect to a feature is exact, but it jumps where a point moves into the next simplex, like that of
-# ReLU at zero. A learned scale changes the lattice at every step, so ``learn_scale`` takes features, not a lattice.
+# ReLU at zero. A learned scale changes the lattice at every step, so ``learn_sigma`` takes features, not a lattice.
 # Embeddings are learned in the same way: compute the features with a network, and its weights get gradients.

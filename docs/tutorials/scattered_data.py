@@ -15,7 +15,7 @@ import permutohedral as ph
 torch.manual_seed(0)
 picture = torch.from_numpy(data.camera()[::2, ::2].copy()).float() / 255
 height, width = picture.shape
-positions = ph.position_features(height, width)
+positions = ph.features.positions((height, width))
 known = torch.randperm(height * width)[: height * width // 20]
 values = picture.flatten()[known, None]
 print(f"{len(known)} of {height * width} pixels are known")
@@ -81,7 +81,7 @@ sizes = [500, 2000, 120]
 points = torch.cat([torch.randn(size, 3) for size in sizes])
 item = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 lattice = ph.build_lattice(points * 2, batch=item, neighborhood_size=1)
-layer = ph.nn.PermutohedralConvolution(in_channels=4, out_channels=8, dimension=3)
+layer = ph.nn.PermutohedralConv(in_channels=4, out_channels=8, dimension=3)
 output = layer(torch.randn(len(points), 4), lattice=lattice)
 print(lattice)
 print("result", list(output.shape))

@@ -15,7 +15,10 @@ from skimage import data
 import permutohedral as ph
 
 photo = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255
-features, values = ph.bilateral_features(photo, 16.0, 0.1), ph.color_features(photo)
+features, values = (
+    ph.features.bilateral(photo, sigma_space=16.0, sigma_color=0.1),
+    ph.features.colors(photo),
+)
 
 
 def milliseconds(call: Callable[[], object], repeats: int = 5) -> float:
@@ -34,7 +37,7 @@ def milliseconds(call: Callable[[], object], repeats: int = 5) -> float:
 #
 # The compiled core runs on the CPU, Triton kernels on a GPU. ``reference``, the readable definition, is much slower.
 
-print(ph.explain_backend())
+print(ph.backends.explain())
 
 # %%
 # Build once
@@ -65,9 +68,11 @@ for channels in (1, 8, 32):
 # ``forecast_memory`` counts bytes without allocating any. The number of lattice points is at most ``points * (d + 1)``.
 # Images have far fewer; measure a smaller image.
 
-bound = ph.forecast_memory(20_000_000, dimension=5, separable=True, neighborhood_size=0, channels=8)
+bound = ph.lattice.forecast_memory(
+    20_000_000, dimension=5, separable=True, neighborhood_size=0, channels=8
+)
 share = lattice.num_lattice_points / len(features)
-likely = ph.forecast_memory(
+likely = ph.lattice.forecast_memory(
     20_000_000,
     5,
     neighborhood_size=0,
@@ -85,7 +90,7 @@ assert likely.total < bound.total
 
 try:
     ph.build_lattice(features, neighborhood_size=2, memory_limit=50_000_000)
-except ph.MemoryLimitError as error:
+except ph.errors.MemoryLimitError as error:
     print(error)
 
 # %%
@@ -97,9 +102,12 @@ except ph.MemoryLimitError as error:
 # For gray images (``d = 3``) all are fast:
 
 gray = photo.mean(dim=0, keepdim=True)
-gray_features, gray_values = ph.bilateral_features(gray, 4.0, 0.1), ph.color_features(gray)
+gray_features, gray_values = (
+    ph.features.bilateral(gray, sigma_space=4.0, sigma_color=0.1),
+    ph.features.colors(gray),
+)
 options: dict[str, dict[str, object]] = {
-    "separable": {},
+    "lattice": {},
     "halo of 1": {"halo": 1},
     "dense": {"method": "dense"},
 }

@@ -43,7 +43,7 @@ def batch(count: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
 # Network
 # -------
 #
-# ``PermutohedralConvolution`` takes values and features. The results are on an 8 by 8 grid. With normalization by
+# ``PermutohedralConv`` takes values and features. The results are on an 8 by 8 grid. With normalization by
 # density (the default) a lattice point holds the mean of the samples around it, so their number may change. Positions
 # are divided by 1.5, so a lattice step is a pixel and a half.
 
@@ -51,12 +51,12 @@ def batch(count: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
 class PCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = ph.nn.PermutohedralConvolution(1, 8, dimension=2, neighborhood_size=2)
+        self.first = ph.nn.PermutohedralConv(1, 8, dimension=2, neighborhood_size=2)
         self.rest = nn.Sequential(
             *(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 24, 3), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Flatten(), nn.Linear(24 * 9, 3)),
         )
-        self.register_buffer("grid", ph.position_features(8, 8) * 2 + 1)
+        self.register_buffer("grid", ph.features.positions((8, 8)) * 2 + 1)
 
     def forward(self, values: Tensor, position: Tensor) -> Tensor:
         targets = self.grid.expand(len(values), -1, -1)
@@ -111,7 +111,7 @@ with torch.no_grad():
 
 weight = network.first.weight.detach()
 # the third coordinate follows: all three sum to zero
-first, second = ph.Neighborhood(2, 2).offsets().float().T
+first, second = ph.lattice.Neighborhood(2, 2).offsets().float().T
 x, y = (first - second) / 2**0.5, (first + second) * 1.5**0.5
 _, axes = plt.subplots(2, 4, figsize=(10, 5.4))
 for axis, filter_ in zip(axes.flat, weight[:, 0].T, strict=True):

@@ -87,7 +87,7 @@ class DenoisingConfig:
         with torch.random.fork_rng(devices=[]):
             build_model(self)
         linear = self.model in ("spatial", "permutohedral", "combined")
-        scaled = bool(self.options.get("learn_scale"))
+        scaled = bool(self.options.get("learn_sigma"))
         if self.training and self.model in ("identity", "bm3d"):
             raise InputError(f"training must be None: the model {self.model} has no weights")
         if self.training and self.samples == "images" and (not linear or scaled):
@@ -272,9 +272,9 @@ def cross_validate(configs: list[DenoisingConfig], options: RunOptions, log: Log
     for scale in ((space, color) for space in SIGMA_SPACES for color in SIGMA_RANGES):
         found = evaluate(PermutohedralDenoiser(*scale).to(options.device), images, first, options.device)
         scores[scale] = sum(found.values()) / len(found)
-        log(f"sigma_space {scale[0]:g} pixels, sigma_range {scale[1]:g}: {scores[scale]:.3f} dB")
+        log(f"sigma_space {scale[0]:g} pixels, sigma_color {scale[1]:g}: {scores[scale]:.3f} dB")
     best = max(scores, key=lambda scale: (scores[scale], scale))
-    chosen = dict(zip(("sigma_space", "sigma_range"), best, strict=True))
+    chosen = dict(zip(("sigma_space", "sigma_color"), best, strict=True))
     table = {f"{space:g}, {color:g}": score for (space, color), score in scores.items()}
     write_json(options.output / "scales.json", {"metrics": {"psnr": table, **chosen}, "val_images": len(images)})
     return [

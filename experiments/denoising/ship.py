@@ -20,7 +20,7 @@ from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenois
 from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
 
 NOISES = (5.0, 10.0, 15.0, 25.0, 35.0, 50.0, 75.0)
-# sigma_space in pixels, and sigma_range in standard deviations of the noise
+# sigma_space in pixels, and sigma_color in standard deviations of the noise
 SCALES = ((1.0, 2.5), (1.5, 2.25), (2.0, 2.0), (2.0, 1.5), (2.5, 1.5))
 
 # the row that the package has under its name
@@ -55,7 +55,7 @@ def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> lis
     print(f"noise {noise:g}:", {name: (best[name], round(max(scores[name].values()), 3)) for name in best}, flush=True)
 
     def options(name: str) -> dict[str, float]:
-        return {"sigma_space": best[name][0], "sigma_range": best[name][1]}
+        return {"sigma_space": best[name][0], "sigma_color": best[name][1]}
 
     shipped: list[tuple[Entry, torch.nn.Module]] = []
     gauss = PermutohedralDenoiser(*best["pcnn_gauss"])

@@ -29,11 +29,11 @@ class LearnedCutout(nn.Module):
         self.foreground = nn.Parameter(torch.tensor(settings.foreground))
         self.field = ph.nn.DenseCRF(
             2,
-            (settings.near, settings.bilateral),
-            settings.sigma_near,
-            settings.sigma_space,
-            settings.sigma_range,
-            steps=settings.steps,
+            kernel_weights=(settings.near, settings.bilateral),
+            spatial_sigma=settings.sigma_near,
+            bilateral_sigma_space=settings.sigma_space,
+            bilateral_sigma_color=settings.sigma_color,
+            num_iterations=settings.steps,
             learn_sigma=True,
         )
 
@@ -45,14 +45,14 @@ class LearnedCutout(nn.Module):
 
     def settings(self) -> CutoutSettings:
         """Return the learned settings."""
-        sigma_near, sigma_space, sigma_range = self.field.log_sigma.detach().exp().tolist()
+        sigma_near, sigma_space, sigma_color = self.field.log_sigma.detach().exp().tolist()
         near, bilateral = self.field.weights.detach().tolist()
         return replace(
             self.begin,
             colors=float(self.log_colors.detach().exp()),
             foreground=float(self.foreground.detach()),
             sigma_space=sigma_space,
-            sigma_range=sigma_range,
+            sigma_color=sigma_color,
             bilateral=bilateral,
             sigma_near=sigma_near,
             near=near,

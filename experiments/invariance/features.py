@@ -87,7 +87,7 @@ def snap_sigma(sigma: float, period: float = 360.0, dimension: int = 3) -> float
 
 def _stack(height: int, width: int, matrices: Tensor, sigma_space: float, last: Tensor) -> Tensor:
     """Move positions by each of `matrices [levels, 2, 2]` about the center and append `last [levels]`."""
-    positions = ph.position_features(height, width, device=last.device, dtype=last.dtype)
+    positions = ph.features.positions((height, width), device=last.device, dtype=last.dtype)
     center = torch.tensor([(height - 1) / 2, (width - 1) / 2], device=last.device, dtype=last.dtype)
     moved = ((positions - center) @ matrices.transpose(1, 2) + center) / sigma_space
     return torch.cat([moved, last[:, None, None].expand(-1, height * width, 1)], dim=2).flatten(0, 1)

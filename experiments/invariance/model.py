@@ -168,7 +168,7 @@ class StackStem(LevelStem):
         channels: of the result.
         stack: the domain of the convolution.
         neighborhood_size: s of the filter.
-        normalization: of `PermutohedralConvolution`.
+        normalization: of `PermutohedralConv`.
 
     >>> stem = StackStem(4, Stack("rotation", bandwidth=10.0, levels=1))
     >>> stem(torch.rand(2, 784, 1)).shape
@@ -187,7 +187,7 @@ class StackStem(LevelStem):
         normalization: Literal["none", "homogeneous", "density"] = "density",
     ) -> None:
         super().__init__()
-        self.convolution = ph.nn.PermutohedralConvolution(
+        self.convolution = ph.nn.PermutohedralConv(
             1, channels, _DIMENSION, neighborhood_size, normalization=normalization
         )
         self.set_stack(stack)
@@ -204,7 +204,9 @@ class StackStem(LevelStem):
     def lattice(self) -> ph.Lattice:
         """Return the lattice of the stack, built at the first call and on every other device."""
         if self._lattice is None or self._lattice.device != self.features.device:
-            self._lattice = ph.build_lattice(self.features, self.target, self.convolution.neighborhood_size)
+            self._lattice = ph.build_lattice(
+                self.features, self.target, neighborhood_size=self.convolution.neighborhood_size
+            )
         return self._lattice
 
     def forward(self, values: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -79,7 +79,7 @@ class FlatSegmenter(nn.Module):
     def __init__(self, in_channels: int, classes: int, channels: int = 56, blocks: int = 4, step: float = 0.7) -> None:
         super().__init__()
         self.step = step
-        self.enter = ph.nn.LatticeConvolution(in_channels + 1, channels, 3)
+        self.enter = ph.nn.LatticeConv(in_channels + 1, channels, 3)
         self.blocks = nn.ModuleList(ResidualBlock(channels, 3) for _ in range(blocks))
         self.head = nn.Sequential(nn.Linear(channels + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
 

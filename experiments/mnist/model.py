@@ -115,7 +115,7 @@ class PermutohedralStem(_LatticeStem):
         channels: of the result.
         neighborhood_size: s of the filter.
         scale: lattice steps per pixel.
-        normalization: of `PermutohedralConvolution`.
+        normalization: of `PermutohedralConv`.
     """
 
     def __init__(
@@ -127,13 +127,11 @@ class PermutohedralStem(_LatticeStem):
     ) -> None:
         super().__init__()
         self.scale = scale
-        self.convolution = ph.nn.PermutohedralConvolution(
-            1, channels, 2, neighborhood_size, normalization=normalization
-        )
+        self.convolution = ph.nn.PermutohedralConv(1, channels, 2, neighborhood_size, normalization=normalization)
 
     def build_lattices(self, positions: Tensor) -> tuple[ph.Lattice, ...]:
         target = (self.target * self.scale).expand(positions.shape[0], -1, -1)
-        return (ph.build_lattice(positions * self.scale, target, self.convolution.neighborhood_size),)
+        return (ph.build_lattice(positions * self.scale, target, neighborhood_size=self.convolution.neighborhood_size),)
 
     def forward(self, values: Tensor, positions: Tensor | None) -> Tensor:
         """Return `[batch, channels, 24, 24]`."""
@@ -167,14 +165,16 @@ class FilledStem(_LatticeStem):
         if not coarse_sigmas or not prior > 0:
             raise InputError(f"coarse_sigmas must not be empty and prior positive, got {coarse_sigmas} and {prior}")
         self.scale, self.coarse_sigmas, self.prior = scale, tuple(coarse_sigmas), prior
-        self.convolution = ph.nn.PermutohedralConvolution(1, channels, 2, neighborhood_size)
+        self.convolution = ph.nn.PermutohedralConv(1, channels, 2, neighborhood_size)
 
     def build_lattices(self, positions: Tensor) -> tuple[ph.Lattice, ...]:
         batch = positions.shape[0]
         grid, target = (points.expand(batch, -1, -1) for points in (self.grid, self.target))
         both = torch.cat([positions, grid], dim=1)
-        fine = ph.build_lattice(both * self.scale, target * self.scale, self.convolution.neighborhood_size)
-        return (fine, *(ph.build_lattice(positions / s, grid / s, 2) for s in self.coarse_sigmas))
+        fine = ph.build_lattice(
+            both * self.scale, target * self.scale, neighborhood_size=self.convolution.neighborhood_size
+        )
+        return (fine, *(ph.build_lattice(positions / s, grid / s, neighborhood_size=2) for s in self.coarse_sigmas))
 
     def fill(self, values: Tensor, lattices: tuple[ph.Lattice, ...]) -> Tensor:
         """Return the values of the coarser lattices at the pixels, `[batch, 784, 1]`."""
@@ -237,7 +237,7 @@ class LeNet(nn.Module):
     def reset_parameters(self) -> None:
         """Draw weights as Caffe's "xavier": uniform with variance 1 / inputs, biases zero."""
         for module in self.modules():
-            if isinstance(module, ph.nn.PermutohedralConvolution):
+            if isinstance(module, ph.nn.PermutohedralConv):
                 inputs = module.weight.shape[0] * module.weight.shape[1]
             elif isinstance(module, nn.Conv2d | nn.Linear):
                 inputs = module.weight[0].numel()

@@ -118,7 +118,7 @@ class ScatteredReconstruction(nn.Module):
         self.register_buffer("pixels", centered_grid(size) + (size // 2 - (size - 1) / 2), persistent=False)
         self.pixels: Tensor
         self.filters = nn.ModuleList(
-            ph.nn.PermutohedralConvolution(2, lattice_channels, 2, neighborhood_size=2) for _ in self.scales
+            ph.nn.PermutohedralConv(2, lattice_channels, 2, neighborhood_size=2) for _ in self.scales
         )
         # the mass of samples at which a finer lattice counts as much as the coarser ones
         self.log_prior = nn.Parameter(torch.full((len(self.scales),), -1.0))
@@ -192,10 +192,10 @@ class SpectrumReconstruction(nn.Module):
         self.grid: Tensor
         self.gain: Tensor
         self.field: Tensor
-        self.filter = ph.nn.PermutohedralConvolution(
+        self.filter = ph.nn.PermutohedralConv(
             2 * areas, 2 * spectra, 2, neighborhood_size=2, bias=False, normalization="none"
         )
-        taps = ph.gaussian_weight(2, 2, torch.float32)
+        taps = ph.lattice.gaussian_weight(2, 2, torch.float32)
         with torch.no_grad():
             self.filter.weight.mul_(0.1 * float(taps.max()))
             self.filter.weight[:, :, :2] = 0.0
@@ -262,13 +262,13 @@ def lattice_apodization(size: int, scale: float) -> Tensor:
         size: of the image.
         scale: cycles over the image per lattice step.
 
-    >>> bool(torch.isclose(lattice_apodization(8, 1.0)[4, 4], ph.gaussian_weight(2, 2).sum().float() * 0.75**0.5))
+    >>> bool(torch.isclose(lattice_apodization(8, 1.0)[4, 4], ph.lattice.gaussian_weight(2, 2).sum().float() * 0.75**0.5))
     True
     """
-    offsets, axes = tap_positions(ph.Neighborhood(2, 2)), step_positions(2)
+    offsets, axes = tap_positions(ph.lattice.Neighborhood(2, 2)), step_positions(2)
     frequencies = centered_grid(size).double() * scale / size
     interpolation = torch.sinc(frequencies @ axes.T).prod(dim=1)
-    taps = torch.cos(2 * math.pi * frequencies @ offsets.T) @ ph.gaussian_weight(2, 2, torch.float64)
+    taps = torch.cos(2 * math.pi * frequencies @ offsets.T) @ ph.lattice.gaussian_weight(2, 2, torch.float64)
     # a lattice point has a cell of the area sin(120 degrees); slicing and splatting interpolate once each
     transform = math.sqrt(0.75) * scale**2 * interpolation.square() * taps
     return transform.reshape(size, size).float()

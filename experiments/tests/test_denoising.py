@@ -59,7 +59,7 @@ def test_training_on_crops_starts_from_the_closed_form(options: RunOptions) -> N
 
 
 def test_cross_validation_chooses_the_scale_of_lattice_rows(options: RunOptions) -> None:
-    lattice, spatial = row("permutohedral", options={"sigma_space": 9.0, "sigma_range": 9.0}), row("spatial")
+    lattice, spatial = row("permutohedral", options={"sigma_space": 9.0, "sigma_color": 9.0}), row("spatial")
     lines: list[str] = []
     chosen = EXPERIMENTS["denoising"].actions["cross_validate"]([lattice, spatial], options, lines.append)
     assert chosen[0].options["sigma_space"] in denoising.SIGMA_SPACES

@@ -40,7 +40,7 @@ def test_a_quarter_turn_is_the_rotated_image() -> None:
     corner = torch.tensor([(height - width) / 2, (width - height) / 2], dtype=torch.float64)
     place = (features[height * width :, :2] - corner).round().long()
     assert torch.equal(turned[place[:, 0], place[:, 1]], image.flatten())
-    assert torch.equal(features[: height * width, :2], ph.position_features(height, width, dtype=torch.float64))
+    assert torch.equal(features[: height * width, :2], ph.features.positions((height, width), dtype=torch.float64))
     assert features[:, 2].unique().tolist() == [0.0, 9.0]
 
 
@@ -57,10 +57,12 @@ def test_a_lattice_step_moves_the_result_along(dimension: int, size: int) -> Non
     features = torch.rand(60, dimension, dtype=torch.float64, device=DEVICE) * 3
     moved = features.clone()
     moved[:, -1] += lattice_step(dimension)
-    filter_size = ph.Neighborhood(dimension, size).filter_size
+    filter_size = ph.lattice.Neighborhood(dimension, size).filter_size
     weight = torch.randn(filter_size, 1, 2, dtype=torch.float64, device=DEVICE)
     values = torch.rand(60, 1, dtype=torch.float64, device=DEVICE)
-    results = [ph.permutohedral_filter(values, points, weight, None, size) for points in (features, moved)]
+    results = [
+        ph.permutohedral_filter(values, points, weight, None, neighborhood_size=size) for points in (features, moved)
+    ]
     assert_close(results[1], results[0])
 
 

@@ -28,7 +28,7 @@ class ColorUpsampler(nn.Module):
 
     Args:
         sigma_space: bandwidth in distances between colored pixels.
-        sigma_range: bandwidth in gray; white is 1.
+        sigma_color: bandwidth in gray; white is 1.
         neighborhood_size: s of the filter.
 
     Shape:
@@ -40,10 +40,16 @@ class ColorUpsampler(nn.Module):
     torch.Size([3, 16, 24])
     """
 
-    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04, neighborhood_size: int = 2) -> None:
+    def __init__(self, sigma_space: float = 1.5, sigma_color: float = 0.04, neighborhood_size: int = 2) -> None:
         super().__init__()
         self.filter = BilateralUpsample2d(
-            4, 1, neighborhood_size, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
+            4,
+            1,
+            neighborhood_size=neighborhood_size,
+            mix=True,
+            sigma_space=sigma_space,
+            sigma_color=sigma_color,
+            sampling="point",
         )
 
     def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
@@ -65,10 +71,12 @@ def by_mode(mode: UpsamplingMode) -> Upsample:
     def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
         options = dict(settings)
         sigma_space = factor * options.pop("sigma_space")
-        sigma_range = options.pop("sigma_gray")
+        sigma_color = options.pop("sigma_gray")
         if len(guide) == 3:
-            guide, sigma_range = ph.opponent_colors(guide), [sigma_range, *[options.pop("sigma_color")] * 2]
-        found: Tensor = ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+            guide, sigma_color = ph.features.opponent_colors(guide), [sigma_color, *[options.pop("sigma_color")] * 2]
+        found: Tensor = ph.upsample(
+            coarse, guide, sigma_space=sigma_space, sigma_color=sigma_color, mode=mode, **options
+        )
         return found
 
     return run
@@ -87,7 +95,7 @@ def by_opencv(name: str) -> Upsample:
         cv2.setNumThreads(1)
         given: Any = bicubic(coarse, guide, factor, {}).movedim(0, -1).contiguous().numpy()
         edges: Any = guide.movedim(0, -1).contiguous().numpy()
-        space, color = settings["sigma_space"] * factor, settings["sigma_range"]
+        space, color = settings["sigma_space"] * factor, settings["sigma_color"]
         if name == "guidedFilter":
             found = ximgproc.guidedFilter(edges, given, max(1, round(space)), color**2)
         elif name == "jointBilateralFilter":

@@ -6,8 +6,8 @@ permutohedral lattice, convolved there, and sliced back at any points. Start her
     smooth an image, keep its edges      `bilateral_filter`
     upsample or fill maps along edges    `upsample`, `bilateral_solver`
     filter values at any points          `gaussian_filter`; with your weights, `permutohedral_filter`
-    learn a filter                       `nn.PermutohedralConvolution`, as `torch.nn.Conv2d` is for grids;
-                                         `nn.BilateralConvolution2d` takes and returns images
+    learn a filter                       `nn.PermutohedralConv`, as `torch.nn.Conv2d` is for grids;
+                                         `nn.BilateralConv2d` takes and returns images
     build once, filter many times        `build_lattice`, then pass `lattice=`; or `splat`, `convolve`, `slice`
     features from images                 `bilateral_features`, `position_features`, `color_features`, `join_features`
     filter, denoise, segment files       `files.filter_image`, `files.denoise_image`, `files.segment_image`, ...
@@ -19,9 +19,9 @@ example: see `help(permutohedral.build_lattice)`. The command line is described 
 
 >>> import torch, permutohedral as ph
 >>> image = torch.rand(3, 64, 64)
->>> ph.bilateral_filter(image, sigma_space=4.0, sigma_range=0.1).shape
+>>> ph.bilateral_filter(image, sigma_space=4.0, sigma_color=0.1).shape
 torch.Size([3, 64, 64])
->>> layer = ph.nn.PermutohedralConvolution(in_channels=8, out_channels=16, dimension=3)
+>>> layer = ph.nn.PermutohedralConv(in_channels=8, out_channels=16, dimension=3)
 >>> layer(torch.randn(1000, 8), features=torch.randn(1000, 3)).shape
 torch.Size([1000, 16])
 """

@@ -18,9 +18,9 @@ class PermutohedralError(Exception):
     """Base of all errors raised by `permutohedral`.
 
     >>> import permutohedral as ph
-    >>> print(ph.InputError("features must be finite"))
+    >>> print(ph.errors.InputError("features must be finite"))
     features must be finite (see https://permutohedral.readthedocs.io/guide/errors.html#input)
-    >>> ph.InputError("features must be finite").message
+    >>> ph.errors.InputError("features must be finite").message
     'features must be finite'
     """
 

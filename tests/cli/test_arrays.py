@@ -32,7 +32,9 @@ def test_filters_a_volume(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     [report] = json.loads(result.stdout)
     assert (report["shape"], report["axes"], report["tiles"]) == ([6, 7, 8], "ZYX", 1)
-    expected = ph.bilateral_filter(torch.from_numpy(volume)[None], (1.0, 2.0, 2.0), 0.3, spatial_axes=3)[0]
+    expected = ph.bilateral_filter(
+        torch.from_numpy(volume)[None], sigma_space=(1.0, 2.0, 2.0), sigma_color=0.3, spatial_dims=3
+    )[0]
     np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "out.zarr"))[...], expected)
 
 

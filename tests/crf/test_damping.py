@@ -19,17 +19,19 @@ def photo_field(labels: int, compatibility: float | Tensor, normalization: str) 
     energies = to_tensor(random.normal(size=(labels, 9, 8)))
     guide = to_tensor(random.random((1, 9, 8)))
     kernels = [
-        ph.crf.spatial_kernel((9, 8), 2.0, 1.0, device=DEVICE, dtype=torch.float64),
-        ph.crf.bilateral_kernel(guide, 6.0, 0.3, compatibility, normalization),  # type: ignore[arg-type]
+        ph.crf.spatial_kernel((9, 8), 2.0, compatibility=1.0, device=DEVICE, dtype=torch.float64),
+        ph.crf.bilateral_kernel(
+            guide, sigma_space=6.0, sigma_color=0.3, compatibility=compatibility, normalization=normalization
+        ),  # type: ignore[arg-type]
     ]
     return energies, kernels
 
 
 def free_energies(energies: Tensor, kernels: list[ph.crf.Kernel], steps: int, **options: float) -> Tensor:
-    marginals, found = ph.crf.mean_field(energies, kernels, 0), []
+    marginals, found = ph.crf.mean_field(energies, kernels, num_iterations=0), []
     for _ in range(steps):
         found.append(ph.crf.free_energy(marginals, energies, kernels))
-        marginals = ph.crf.mean_field(energies, kernels, 1, start=marginals, **options)  # type: ignore[arg-type]
+        marginals = ph.crf.mean_field(energies, kernels, num_iterations=1, start=marginals, **options)  # type: ignore[arg-type]
     return torch.stack(found)
 
 
@@ -49,23 +51,29 @@ def test_repulsion_oscillates_without_damping() -> None:
     """As in programs that pass the identity as compatibility."""
     energies, kernels = photo_field(3, 10 * torch.eye(3, dtype=torch.float64), "symmetric")
     energies = energies * 0.01
-    wild = [ph.crf.mean_field(energies, kernels, steps, damping=0) for steps in (40, 41)]
+    wild = [ph.crf.mean_field(energies, kernels, num_iterations=steps, damping=0) for steps in (40, 41)]
     assert float((wild[0] - wild[1]).abs().max()) > 0.1
-    calm = ph.crf.mean_field(energies, kernels, 400, tolerance=1e-5)
-    assert float((ph.crf.mean_field(energies, kernels, 1, start=calm) - calm).abs().max()) <= 1e-5
+    calm = ph.crf.mean_field(energies, kernels, num_iterations=400, tolerance=1e-5)
+    assert float((ph.crf.mean_field(energies, kernels, num_iterations=1, start=calm) - calm).abs().max()) <= 1e-5
 
 
 def test_attraction_is_not_damped() -> None:
     energies, kernels = photo_field(4, 3.0, "symmetric")
     # a GPU adds in the same order in this mode only
     torch.use_deterministic_algorithms(True)
-    assert torch.equal(ph.crf.mean_field(energies, kernels, 4), ph.crf.mean_field(energies, kernels, 4, damping=0))
+    assert torch.equal(
+        ph.crf.mean_field(energies, kernels, num_iterations=4),
+        ph.crf.mean_field(energies, kernels, num_iterations=4, damping=0),
+    )
     costs = 3 * (1 - torch.eye(4, dtype=torch.float64, device=DEVICE))
     energies, others = photo_field(4, costs, "symmetric")
-    assert_close(ph.crf.mean_field(energies, others, 4, damping=0), ph.crf.mean_field(energies, kernels, 4))
+    assert_close(
+        ph.crf.mean_field(energies, others, num_iterations=4, damping=0),
+        ph.crf.mean_field(energies, kernels, num_iterations=4),
+    )
     # filtered both ways, and not held back
-    both_ways = ph.crf.mean_field(energies, others, 4)
-    assert 1e-6 < float((both_ways - ph.crf.mean_field(energies, kernels, 4)).abs().max()) < 0.05
+    both_ways = ph.crf.mean_field(energies, others, num_iterations=4)
+    assert 1e-6 < float((both_ways - ph.crf.mean_field(energies, kernels, num_iterations=4)).abs().max()) < 0.05
 
 
 def test_traced_calls_do_the_same() -> None:
@@ -75,7 +83,7 @@ def test_traced_calls_do_the_same() -> None:
         energies, kernels = photo_field(3, given, "symmetric")
         field = partial(ph.crf.mean_field, kernels=kernels, steps=3)
         traced = torch.func.jvp(field, (energies,), (energies,))[0]
-        assert_close(traced, ph.crf.mean_field(energies, kernels, 3))
+        assert_close(traced, ph.crf.mean_field(energies, kernels, num_iterations=3))
 
 
 def test_the_largest_eigenvalue_is_that_on_zero_sums() -> None:
@@ -93,10 +101,10 @@ def test_the_largest_eigenvalue_is_that_on_zero_sums() -> None:
 def test_custom_damping() -> None:
     """The fixed points are the same, the way there is shorter."""
     energies, kernels = photo_field(3, 2.0, "symmetric")
-    first, slow = (ph.crf.mean_field(energies, kernels, 1, damping=t) for t in (0.0, 3.0))
-    begin = ph.crf.mean_field(energies, kernels, 0)
+    first, slow = (ph.crf.mean_field(energies, kernels, num_iterations=1, damping=t) for t in (0.0, 3.0))
+    begin = ph.crf.mean_field(energies, kernels, num_iterations=0)
     assert float((slow - begin).abs().max()) < 0.5 * float((first - begin).abs().max())
-    ends = [ph.crf.mean_field(energies, kernels, 500, damping=t, tolerance=1e-12) for t in (0.0, 3.0)]
+    ends = [ph.crf.mean_field(energies, kernels, num_iterations=500, damping=t, tolerance=1e-12) for t in (0.0, 3.0)]
     assert float((ends[0] - ends[1]).abs().max()) < 1e-9
 
 
@@ -105,8 +113,8 @@ def test_a_tensor_of_one_number_is_that_number(number: float) -> None:
     energies, kernels = photo_field(3, number, "symmetric")
     cost = torch.tensor(number, dtype=torch.float64, device=DEVICE)
     _, others = photo_field(3, cost, "symmetric")
-    expected = ph.crf.mean_field(energies, kernels, 4)
-    assert_close(ph.crf.mean_field(energies, others, 4), expected)
+    expected = ph.crf.mean_field(energies, kernels, num_iterations=4)
+    assert_close(ph.crf.mean_field(energies, others, num_iterations=4), expected)
     traced = torch.func.jvp(partial(ph.crf.mean_field, kernels=others, steps=4), (energies,), (energies,))[0]
     assert_close(traced, expected)
 
@@ -120,7 +128,7 @@ def test_gradients_include_those_of_the_damping(shape: tuple[int, ...]) -> None:
     inputs = [each.requires_grad_() for each in (costs, features, energies)]
 
     def run(costs: Tensor, features: Tensor, energies: Tensor) -> Tensor:
-        return ph.crf.mean_field(energies, [ph.crf.Kernel(features, costs)], 3)
+        return ph.crf.mean_field(energies, [ph.crf.Kernel(features, costs)], num_iterations=3)
 
     # a GPU adds in another order each time
     assert torch.autograd.gradcheck(run, inputs, atol=1e-7, nondet_tol=1e-10)

@@ -104,14 +104,14 @@ def test_rejects_mismatched_inputs(name: str) -> None:
 
 def test_energies_of_labels() -> None:
     labels = torch.tensor([[0, 2, 7], [1, 1, 0]], device=DEVICE)
-    energies = ph.crf.energies_from_labels(labels, 3, 0.7, unknown=7)
+    energies = ph.crf.energies_from_labels(labels, 3, certainty=0.7, unknown=7)
     assert energies.shape == (3, 2, 3)
     probabilities = torch.softmax(-energies, dim=0)
     known = labels != 7
     assert torch.equal(probabilities.argmax(dim=0)[known], labels[known])
     expected = torch.where(known, 0.7, 1 / 3)
     assert torch.allclose(probabilities.amax(dim=0), expected)
-    batch = ph.crf.energies_from_labels(labels[None].expand(4, -1, -1), 3, 0.7, unknown=7)
+    batch = ph.crf.energies_from_labels(labels[None].expand(4, -1, -1), 3, certainty=0.7, unknown=7)
     assert torch.equal(batch[2], energies)
 
 

@@ -45,9 +45,9 @@ def test_points(name: str, normalization: Any, dtype: torch.dtype, random: np.ra
     kernels = [ph.crf.Kernel(cloud, as_compatibility(compatibility, dtype), normalization) for cloud in clouds]
     expected = [dense(cloud, compatibility, normalization) for cloud in clouds]
     for steps in (0, 1, 4):
-        actual = ph.crf.mean_field(energies, kernels, steps, damping=0)
+        actual = ph.crf.mean_field(energies, kernels, num_iterations=steps, damping=0)
         assert_close(actual, field_oracle.mean_field(to_numpy(energies), expected, steps))
-    damped = ph.crf.mean_field(energies, kernels, 2, damping=1.5)
+    damped = ph.crf.mean_field(energies, kernels, num_iterations=2, damping=1.5)
     assert_close(damped, field_oracle.mean_field(to_numpy(energies), expected, 2, damping=1.5))
 
 
@@ -57,7 +57,7 @@ def test_any_number_of_labels(labels: int, dtype: torch.dtype, random: np.random
     cloud = to_tensor(random.normal(size=(37, 3)), dtype)
     kernels = [ph.crf.Kernel(cloud, 3.0), ph.crf.Kernel(cloud * 2, 1.0, "after")]
     expected = [dense(cloud, 3.0, "symmetric", labels), dense(cloud * 2, 1.0, "after", labels)]
-    actual = ph.crf.mean_field(energies, kernels, 3)
+    actual = ph.crf.mean_field(energies, kernels, num_iterations=3)
     assert_close(actual, field_oracle.mean_field(to_numpy(energies), expected, 3))
 
 
@@ -66,7 +66,7 @@ def test_two_labels_with_different_costs(dtype: torch.dtype, random: np.random.G
     energies = to_tensor(random.normal(size=(37, 2)), dtype)
     cloud = to_tensor(random.normal(size=(37, 3)), dtype)
     costs = np.array([[-1.0, 0.5], [0.5, 0.0]])
-    actual = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, to_tensor(costs, dtype))], 3, damping=0)
+    actual = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, to_tensor(costs, dtype))], num_iterations=3, damping=0)
     assert_close(actual, field_oracle.mean_field(to_numpy(energies), [dense(cloud, costs, "symmetric", 2)], 3))
 
 
@@ -89,12 +89,16 @@ def dense_on(kernel: ph.crf.Kernel, features: Array, labels: int) -> DenseKernel
 def test_a_batch_of_pictures(random: np.random.Generator) -> None:
     """A spatial kernel that items share, and a bilateral one for each."""
     guide, energies = to_tensor(random.random((2, 3, 5, 6))), random.normal(size=(2, LABELS, 5, 6))
-    spatial = ph.crf.spatial_kernel((5, 6), (2.0, 1.5), 1.0, device=DEVICE, dtype=torch.float64)
-    bilateral = ph.crf.bilateral_kernel(guide, 4.0, 0.4, 2.0, "before")
-    actual = ph.crf.mean_field(to_tensor(energies), [spatial, bilateral], 3)
+    spatial = ph.crf.spatial_kernel((5, 6), (2.0, 1.5), compatibility=1.0, device=DEVICE, dtype=torch.float64)
+    bilateral = ph.crf.bilateral_kernel(
+        guide, sigma_space=4.0, sigma_color=0.4, compatibility=2.0, normalization="before"
+    )
+    actual = ph.crf.mean_field(to_tensor(energies), [spatial, bilateral], num_iterations=3)
     assert actual.shape == energies.shape
     for item in range(2):
-        alone = ph.crf.bilateral_kernel(guide[item], 4.0, 0.4, 2.0, "before")
+        alone = ph.crf.bilateral_kernel(
+            guide[item], sigma_space=4.0, sigma_color=0.4, compatibility=2.0, normalization="before"
+        )
         colors = to_numpy(guide[item]).reshape(3, -1).T
         expected = [
             dense_on(spatial, grid(5, 6) / [2.0, 1.5], LABELS),
@@ -102,37 +106,39 @@ def test_a_batch_of_pictures(random: np.random.Generator) -> None:
         ]
         rows = field_oracle.mean_field(energies[item].reshape(LABELS, -1).T, expected, 3)
         assert_close(actual[item], rows.T.reshape(LABELS, 5, 6))
-        assert_close(ph.crf.mean_field(to_tensor(energies[item]), [spatial, alone], 3), actual[item])
+        assert_close(ph.crf.mean_field(to_tensor(energies[item]), [spatial, alone], num_iterations=3), actual[item])
 
 
 def test_a_volume(random: np.random.Generator) -> None:
     guide, energies = to_tensor(random.random((1, 3, 4, 3))), random.normal(size=(2, 3, 4, 3))
-    kernel = ph.crf.bilateral_kernel(guide, 3.0, 0.5, 2.0, dimension=3)
+    kernel = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.5, compatibility=2.0, spatial_dims=3)
     both = np.concatenate([grid(3, 4, 3) / 3, to_numpy(guide).reshape(1, -1).T / 0.5], axis=1)
     rows = field_oracle.mean_field(energies.reshape(2, -1).T, [dense_on(kernel, both, 2)], 2)
-    actual = ph.crf.mean_field(to_tensor(energies), [kernel], 2)
+    actual = ph.crf.mean_field(to_tensor(energies), [kernel], num_iterations=2)
     assert_close(actual, rows.T.reshape(energies.shape))
-    again = ph.crf.mean_field(to_tensor(energies[None]), [kernel], 2)
+    again = ph.crf.mean_field(to_tensor(energies[None]), [kernel], num_iterations=2)
     assert_close(again[0], actual.double())
 
 
 def test_ragged_batch_equals_its_items(dtype: torch.dtype, random: np.random.Generator) -> None:
     energies, cloud = to_tensor(random.normal(size=(30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
     batch = torch.tensor([0] * 12 + [1] * 18, device=DEVICE)
-    together = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, 2.0, batch=batch)], 3)
+    together = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, 2.0, batch=batch)], num_iterations=3)
     for part in (slice(0, 12), slice(12, 30)):
-        assert_close(together[part], ph.crf.mean_field(energies[part], [ph.crf.Kernel(cloud[part], 2.0)], 3))
+        assert_close(
+            together[part], ph.crf.mean_field(energies[part], [ph.crf.Kernel(cloud[part], 2.0)], num_iterations=3)
+        )
 
 
 def test_takes_lattices_and_start(dtype: torch.dtype, random: np.random.Generator) -> None:
     energies, cloud = to_tensor(random.normal(size=(2, 30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
     kernels = [ph.crf.Kernel(cloud, 2.0), ph.crf.Kernel(torch.stack([cloud, cloud * 2]), 1.0)]
     lattices = [kernel.build_lattice() for kernel in kernels]
-    marginals = ph.crf.mean_field(energies, kernels, 0, lattices=lattices)
+    marginals = ph.crf.mean_field(energies, kernels, num_iterations=0, lattices=lattices)
     for _ in range(3):
-        marginals = ph.crf.mean_field(energies, kernels, 1, lattices=lattices, start=marginals)
-    assert_close(marginals, ph.crf.mean_field(energies, kernels, 3))
-    assert_close(ph.crf.mean_field(energies, kernels, 0, start=marginals), marginals)
+        marginals = ph.crf.mean_field(energies, kernels, num_iterations=1, lattices=lattices, start=marginals)
+    assert_close(marginals, ph.crf.mean_field(energies, kernels, num_iterations=3))
+    assert_close(ph.crf.mean_field(energies, kernels, num_iterations=0, start=marginals), marginals)
 
 
 @pytest.mark.parametrize("logarithms", [False, True])
@@ -143,13 +149,15 @@ def test_infinite_energies(labels: int, logarithms: bool) -> None:
     for number, large in ((torch.inf, 1e4), (-torch.inf, -1e4)):
         energies, expected = finite.clone(), finite.clone()
         energies[0, 0], expected[0, 0] = number, large
-        expected = ph.crf.mean_field(expected, kernels, 2)
+        expected = ph.crf.mean_field(expected, kernels, num_iterations=2)
         for gradient in (False, True):
-            found = ph.crf.mean_field(energies.requires_grad_(gradient), kernels, 2, logarithms=logarithms)
+            found = ph.crf.mean_field(
+                energies.requires_grad_(gradient), kernels, num_iterations=2, logarithms=logarithms
+            )
             assert_close(found.detach().exp() if logarithms else found.detach(), expected)
         assert bool(torch.autograd.grad(found[1:].sum(), energies)[0].isfinite().all())
     energies = finite.clone().index_fill(0, torch.tensor([0], device=DEVICE), torch.inf).requires_grad_()
-    found = ph.crf.mean_field(energies, kernels, 2, logarithms=logarithms)
+    found = ph.crf.mean_field(energies, kernels, num_iterations=2, logarithms=logarithms)
     assert bool(found.isfinite().all())
     assert bool(torch.autograd.grad(found.sum(), energies)[0].isfinite().all())
 
@@ -157,23 +165,23 @@ def test_infinite_energies(labels: int, logarithms: bool) -> None:
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16, torch.float64])
 def test_energies_of_any_dtype(half: torch.dtype) -> None:
     energies, kernels = torch.randn(30, 4, device=DEVICE).to(half), [ph.crf.Kernel(torch.randn(30, 2, device=DEVICE))]
-    marginals = ph.crf.mean_field(energies, kernels, 3)
+    marginals = ph.crf.mean_field(energies, kernels, num_iterations=3)
     assert marginals.dtype == half
     coarser = torch.float32 if half == torch.float64 else half
-    assert_close(marginals, ph.crf.mean_field(energies.float(), kernels, 3), coarser)
+    assert_close(marginals, ph.crf.mean_field(energies.float(), kernels, num_iterations=3), coarser)
 
 
 def test_no_kernels_and_no_points() -> None:
     energies = torch.randn(30, 4, device=DEVICE)
-    assert_close(ph.crf.mean_field(energies, [], 3), torch.softmax(-energies, dim=1))
-    none = ph.crf.mean_field(energies[:0], [ph.crf.Kernel(energies[:0, :2])], 3)
+    assert_close(ph.crf.mean_field(energies, [], num_iterations=3), torch.softmax(-energies, dim=1))
+    none = ph.crf.mean_field(energies[:0], [ph.crf.Kernel(energies[:0, :2])], num_iterations=3)
     assert none.shape == (0, 4)
     kernels = [
         ph.crf.spatial_kernel((2, 3), 1.0, device=DEVICE),
-        ph.crf.bilateral_kernel(energies[:0, :1, None, None].expand(0, 1, 2, 3), 1.0, 1.0),
+        ph.crf.bilateral_kernel(energies[:0, :1, None, None].expand(0, 1, 2, 3), sigma_space=1.0, sigma_color=1.0),
     ]
     for some in (kernels[:1], kernels):
-        assert ph.crf.mean_field(energies.new_empty(0, 4, 2, 3), some, 3).shape == (0, 4, 2, 3)
+        assert ph.crf.mean_field(energies.new_empty(0, 4, 2, 3), some, num_iterations=3).shape == (0, 4, 2, 3)
         assert ph.crf.free_energy(energies.new_empty(0, 4, 2, 3), energies.new_empty(0, 4, 2, 3), some).shape == (0,)
 
 
@@ -182,12 +190,12 @@ def test_items_converge_separately() -> None:
     cloud = torch.randn(25, 2, device=DEVICE)
     energies = torch.stack([torch.randn(25, 3, device=DEVICE) * scale for scale in (9.0, 0.1)])
     kernels = [ph.crf.Kernel(cloud, 4.0)]
-    together = ph.crf.mean_field(energies, kernels, 40, tolerance=1e-3)
+    together = ph.crf.mean_field(energies, kernels, num_iterations=40, tolerance=1e-3)
     for item in range(2):
-        assert_close(ph.crf.mean_field(energies[item], kernels, 40, tolerance=1e-3), together[item])
-    more = ph.crf.mean_field(energies, kernels, 1, start=together)
+        assert_close(ph.crf.mean_field(energies[item], kernels, num_iterations=40, tolerance=1e-3), together[item])
+    more = ph.crf.mean_field(energies, kernels, num_iterations=1, start=together)
     assert float((more - together).abs().max()) <= 1e-3
-    assert float((ph.crf.mean_field(energies, kernels, 1) - together).abs().max()) > 1e-3
+    assert float((ph.crf.mean_field(energies, kernels, num_iterations=1) - together).abs().max()) > 1e-3
 
 
 def test_free_energy(dtype: torch.dtype, random: np.random.Generator) -> None:
@@ -213,5 +221,5 @@ def test_a_start_is_normalized(damping: float) -> None:
     start = torch.rand(30, 3, device=DEVICE)
     kernels = [ph.crf.Kernel(features, 2.0)]
     plain = torch.softmax(start.log(), dim=1)
-    expected = ph.crf.mean_field(energies, kernels, 2, damping, start=plain)
-    assert_close(ph.crf.mean_field(energies, kernels, 2, damping, start=start), expected)
+    expected = ph.crf.mean_field(energies, kernels, num_iterations=2, damping=damping, start=plain)
+    assert_close(ph.crf.mean_field(energies, kernels, num_iterations=2, damping=damping, start=start), expected)

@@ -12,7 +12,7 @@ import torch
 
 import permutohedral as ph
 from permutohedral.errors import InputError, MemoryLimitError
-from permutohedral.lattice.features import grid_features
+from permutohedral.lattice.features import positions as grid_features
 
 pytest.importorskip("dask.array", reason="Dask is not installed")
 
@@ -36,10 +36,10 @@ def smooth(*shape: int) -> np.ndarray:
     return waves.astype(np.float32)
 
 
-def in_memory(image: np.ndarray, sigma_space: float, sigma_range: float) -> np.ndarray:
+def in_memory(image: np.ndarray, sigma_space: float, sigma_color: float) -> np.ndarray:
     """Filter `[*space]` in one call."""
     values = torch.from_numpy(image).reshape(-1, 1)
-    features = torch.cat([grid_features(image.shape, sigma_space), values / sigma_range], dim=1)
+    features = torch.cat([grid_features(image.shape, sigma_space), values / sigma_color], dim=1)
     return ph.gaussian_filter(values, features).reshape(image.shape).numpy()
 
 
@@ -49,7 +49,9 @@ def test_images_equal_those_in_memory(chunks: tuple[int, int]) -> None:
     filtered = phd.bilateral_filter(da.from_array(image, chunks=chunks), sigma_space=2.0, sigma_color=0.2)
     assert filtered.dtype == np.float32
     np.testing.assert_array_equal(filtered.compute(), in_memory(image, 2.0, 0.2))
-    np.testing.assert_array_equal(filtered.compute(), ph.bilateral_filter(torch.from_numpy(image)[None], 2.0, 0.2)[0])
+    np.testing.assert_array_equal(
+        filtered.compute(), ph.bilateral_filter(torch.from_numpy(image)[None], sigma_space=2.0, sigma_color=0.2)[0]
+    )
 
 
 @pytest.mark.parametrize("chunks", [16, (14, 40, 20), (30, 15, 13)])
@@ -68,13 +70,15 @@ def test_axes_shorter_than_the_support(shape: tuple[int, ...], sigma_space: floa
     np.testing.assert_array_equal(filtered.compute(), in_memory(volume, sigma_space, 0.2))
 
 
-@pytest.mark.parametrize(("method", "halo"), [("dense", 0), ("separable", 1)])
+@pytest.mark.parametrize(("method", "halo"), [("dense", 0), ("lattice", 1)])
 def test_methods_equal_those_in_memory(method: Any, halo: int) -> None:
     image = smooth(60, 40)
     filtered = phd.bilateral_filter(
         da.from_array(image, chunks=24), sigma_space=1.5, sigma_color=0.2, method=method, halo=halo
     )
-    whole = ph.bilateral_filter(torch.from_numpy(image)[None], 1.5, 0.2, method=method, halo=halo)[0]
+    whole = ph.bilateral_filter(
+        torch.from_numpy(image)[None], sigma_space=1.5, sigma_color=0.2, method=method, halo=halo
+    )[0]
     np.testing.assert_array_equal(filtered.compute(), whole)
     assert np.abs(whole.numpy() - in_memory(image, 1.5, 0.2)).max() > 1e-6
 
@@ -87,7 +91,7 @@ def test_exact_method_equals_the_whole(shape: tuple[int, ...], axes: str) -> Non
         da.from_array(image, chunks=20), sigma_space=0.8, sigma_color=0.2, axes=axes, method="exact"
     ).compute()
     given = torch.from_numpy(image)[None]
-    whole = ph.bilateral_filter(given, 0.8, 0.2, method="exact", spatial_axes=len(shape))[0]
+    whole = ph.bilateral_filter(given, sigma_space=0.8, sigma_color=0.2, method="exact", spatial_dims=len(shape))[0]
     np.testing.assert_allclose(filtered, whole, rtol=0, atol=5e-7)
     assert np.abs(filtered - in_memory(image, 0.8, 0.2)).max() > 1e-4
 
@@ -102,7 +106,7 @@ def test_margins_are_as_narrow_as_possible() -> None:
         return ph.gaussian_filter(values.reshape(-1, 1), features).reshape(values.shape)
 
     def filtered(share: float) -> np.ndarray:
-        margins = [int(np.ceil(share * 4.0 * ph.reach(axis))) for axis in range(2)]
+        margins = [int(np.ceil(share * 4.0 * ph.lattice.reach(axis))) for axis in range(2)]
         result: np.ndarray = phd.map_tiles(filter_part, tiles, margins).compute()
         return result
 
@@ -123,7 +127,7 @@ def test_channels_guides_and_integers() -> None:
     assert filtered.shape == color.shape
     assert filtered.dtype == np.uint8
     expected = ph.bilateral_filter(
-        torch.from_numpy(color).float(), (2.0, 1.0), 0.2, guide=torch.from_numpy(guide)[None]
+        torch.from_numpy(color).float(), sigma_space=(2.0, 1.0), sigma_color=0.2, guide=torch.from_numpy(guide)[None]
     )
     np.testing.assert_array_equal(filtered.compute(), np.rint(expected.numpy()).astype(np.uint8))
 
@@ -185,9 +189,9 @@ def test_largest_integers_stay(kind: str) -> None:
 
 
 def test_maps_trained_layers_over_tiles() -> None:
-    layer = ph.nn.BilateralConvolution2d(2, 3, sigma_space=1.0).eval().requires_grad_(False)
+    layer = ph.nn.BilateralConv2d(2, 3, sigma_space=1.0).eval().requires_grad_(False)
     image = np.stack([smooth(60, 70), smooth(60, 70)[::-1]])
-    margins = [math.ceil(ph.reach(axis, 1)) + 1 for axis in range(2)]
+    margins = [math.ceil(ph.lattice.reach(axis, 1)) + 1 for axis in range(2)]
     found = phd.map_tiles(
         lambda values, origin: layer(values[None], origin=origin)[0],
         da.from_array(image, chunks=(2, 25, 30)),

@@ -255,7 +255,7 @@ def test_rejects_sums_that_overflow() -> None:
     field = simple_field()
     for _ in range(2):
         field.addPairwiseGaussian(100, 3e38, normalization=dcrf.NO_NORMALIZATION)
-    with ph.use_backend("reference"), pytest.raises(InputError, match="scale"):
+    with ph.backends.use("reference"), pytest.raises(InputError, match="scale"):
         field.inference(3)
 
 

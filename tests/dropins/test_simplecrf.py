@@ -36,7 +36,7 @@ def probabilities(*shape: int) -> Any:
 
 def labels_of_field(given: Any, least: float, most: float, kernels: list[ph.crf.Kernel], steps: int) -> Any:
     energies = -torch.from_numpy(given).reshape(-1, 3).clamp(least, most).log()
-    return ph.crf.mean_field(energies, kernels, steps).argmax(dim=1).reshape(given.shape[:-1]).numpy()
+    return ph.crf.mean_field(energies, kernels, num_iterations=steps).argmax(dim=1).reshape(given.shape[:-1]).numpy()
 
 
 def kernel(values: list[Any], compatibility: float) -> ph.crf.Kernel:

@@ -40,7 +40,7 @@ def test_taps_match_neighbors() -> None:
 
 @pytest.mark.parametrize(("dimension", "size"), [(2, 3), (3, 2), (5, 1)])
 def test_taps_match_neighborhood_distances(dimension: int, size: int) -> None:
-    neighborhood = ph.Neighborhood(dimension, size)
+    neighborhood = ph.lattice.Neighborhood(dimension, size)
     distances = tap_positions(neighborhood).norm(dim=1)
     torch.testing.assert_close(distances, neighborhood.distances(), rtol=0, atol=TOLERANCE)
 
@@ -62,7 +62,7 @@ def test_backdrop_contains_every_lattice_point() -> None:
 
 def test_scene_matches_operators() -> None:
     scene = make_scene(num_points=9)
-    weight = ph.gaussian_weight(2, 2, torch.float64)
+    weight = ph.lattice.gaussian_weight(2, 2, torch.float64)
     expected = ph.permutohedral_filter(scene.values, scene.features, weight / weight.sum(), neighborhood_size=2)
     torch.testing.assert_close(scene.sliced, expected, rtol=0, atol=TOLERANCE)
 

@@ -60,7 +60,9 @@ def expected(volume: Array, sigma_space: Any, sigma_color: float) -> Array:
     is_integer = volume.dtype == np.uint8
     scale = 255.0 if is_integer else 1.0
     image = torch.from_numpy(volume.astype(np.float32))
-    result = ph.bilateral_filter(image, sigma_space, scale * sigma_color, spatial_axes=volume.ndim - 1).numpy()
+    result = ph.bilateral_filter(
+        image, sigma_space=sigma_space, sigma_color=scale * sigma_color, spatial_dims=volume.ndim - 1
+    ).numpy()
     return np.rint(result).astype(np.uint8) if is_integer else result
 
 
@@ -300,9 +302,13 @@ def test_tiles_of_noise_fit_into_memory(tmp_path: Path, monkeypatch: pytest.Monk
     done = run(source, tmp_path / "out.zarr", 1.0, 0.2)
     extents = [min(side + 2 * margin, 40) for side, margin in zip(done.tile, done.margins, strict=True)]
     noise = torch.from_numpy(draw(1, *extents))
-    lattice = ph.build_lattice(ph.bilateral_features(noise, 1.0, 0.2, spatial_axes=3).reshape(-1, 4))
+    lattice = ph.build_lattice(
+        ph.features.bilateral(noise, sigma_space=1.0, sigma_color=0.2, spatial_dims=3).reshape(-1, 4)
+    )
     assert lattice.num_lattice_points > 2 * noise.numel()
-    needed = ph.forecast_memory(noise.numel(), 4, 0, 2, lattice.num_lattice_points, separable=True, ordered=True)
+    needed = ph.lattice.forecast_memory(
+        noise.numel(), 4, 0, 2, lattice.num_lattice_points, separable=True, ordered=True
+    )
     assert needed.total <= memory / 8
 
 

@@ -30,7 +30,11 @@ def save(path: Path, number: int = 0) -> Path:
 
 def filtered(number: int) -> np.ndarray[Any, Any]:
     image = torch.from_numpy(pixels(number)).permute(2, 0, 1).float() / 255
-    return (ph.bilateral_filter(image, 8.0, 0.1, method="auto").permute(1, 2, 0) * 255).round().numpy()
+    return (
+        (ph.bilateral_filter(image, sigma_space=8.0, sigma_color=0.1, method="auto").permute(1, 2, 0) * 255)
+        .round()
+        .numpy()
+    )
 
 
 def assert_filtered(path: Path | io.BytesIO, number: int) -> None:

@@ -74,9 +74,12 @@ def test_result_is_the_mean_field(tmp_path: Path, random: np.random.Generator) -
     pixels = torch.from_numpy(read(photo) / np.float32(255)).permute(2, 0, 1)
     # numbers in the order of the first pixels: red is the first
     numbers = torch.from_numpy((coarse_labels() == GREEN).all(axis=2)).long()
-    energies = ph.crf.energies_from_labels(numbers, 2, 0.6)
-    kernels = [ph.crf.spatial_kernel((40, 50), 3.0, 2.0), ph.crf.bilateral_kernel(pixels, 9.0, 0.2, 3.0)]
-    expected = ph.crf.mean_field(energies, kernels, 4).argmax(dim=0).numpy() == 1
+    energies = ph.crf.energies_from_labels(numbers, 2, certainty=0.6)
+    kernels = [
+        ph.crf.spatial_kernel((40, 50), 3.0, compatibility=2.0),
+        ph.crf.bilateral_kernel(pixels, sigma_space=9.0, sigma_color=0.2, compatibility=3.0),
+    ]
+    expected = ph.crf.mean_field(energies, kernels, num_iterations=4).argmax(dim=0).numpy() == 1
     np.testing.assert_array_equal(read(tmp_path / "out.png"), in_color(expected, GREEN, RED))
 
 

@@ -41,7 +41,7 @@ PHOTOGRAPH = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255
 @pytest.mark.parametrize("channels", [1, 3])
 def test_tiles_equal_the_whole(sigmas: tuple[float, float], channels: int) -> None:
     image = PHOTOGRAPH[:channels, :300, :400]
-    whole = ph.bilateral_filter(image, *sigmas)
+    whole = ph.bilateral_filter(image, sigma_space=sigmas[0], sigma_color=sigmas[1])
     done: list[float] = []
     torch.testing.assert_close(
         tiles.filter_in_tiles(image, image, *sigmas, done.append, tile=150), whole, rtol=0, atol=1e-6
@@ -58,17 +58,19 @@ def test_progress_of_one_tile() -> None:
 
 def test_tiles_use_the_guide() -> None:
     values, guide = PHOTOGRAPH[:1], PHOTOGRAPH.flip(2)
-    whole = ph.bilateral_filter(values, 3.0, 0.1, guide=guide)
+    whole = ph.bilateral_filter(values, sigma_space=3.0, sigma_color=0.1, guide=guide)
     torch.testing.assert_close(tiles.filter_in_tiles(values, guide, 3.0, 0.1, tile=150), whole, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("method", "halo", "sigmas"),
-    [("exact", 0, (2.0, 0.1)), ("auto", 0, (2.0, 0.1)), ("auto", 0, (6.0, 0.5)), ("separable", 1, (6.0, 0.5))],
+    [("exact", 0, (2.0, 0.1)), ("auto", 0, (2.0, 0.1)), ("auto", 0, (6.0, 0.5)), ("lattice", 1, (6.0, 0.5))],
 )
 def test_tiles_with_every_method(method: Any, halo: int, sigmas: tuple[float, float]) -> None:
     image = PHOTOGRAPH[:, :170, :260]
-    whole = ph.bilateral_filter(image, *sigmas, None, method, halo)
+    whole = ph.bilateral_filter(
+        image, sigma_space=sigmas[0], sigma_color=sigmas[1], guide=None, method=method, halo=halo
+    )
     parts = tiles.filter_in_tiles(image, image, *sigmas, method=method, halo=halo, tile=100)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
 
@@ -77,16 +79,21 @@ def test_tiles_with_the_axes_of_the_whole() -> None:
     """The colors of a tile alone would have other axes, and other nodes; so would one that begins within a cell."""
     random = torch.randn(3, 390, 400, generator=torch.Generator().manual_seed(0))
     image, sigmas, done = PHOTOGRAPH[:, 100:490, 100:500] + 0.1 * random, (10.0, 0.1), list[float]()
-    assert ph.explain_bilateral(image, *sigmas).startswith("grid: ")
+    assert ph.accuracy.explain_bilateral(image, sigma_space=sigmas[0], sigma_color=sigmas[1]).startswith("grid: ")
     parts = tiles.filter_in_tiles(image, image, *sigmas, done.append, method="auto", tile=365)
     assert len(done) == 4
-    torch.testing.assert_close(parts, ph.bilateral_filter(image, *sigmas, method="auto"), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        parts,
+        ph.bilateral_filter(image, sigma_space=sigmas[0], sigma_color=sigmas[1], method="auto"),
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def test_margins_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrower margins change results, so the bound is not generous; no public option sets them."""
     monkeypatch.setattr(tiling, "reach", lambda axis, halo: 0.75 * reach(axis, halo=halo))
-    whole = ph.bilateral_filter(PHOTOGRAPH, 4.0, 0.1)
+    whole = ph.bilateral_filter(PHOTOGRAPH, sigma_space=4.0, sigma_color=0.1)
     assert (tiles.filter_in_tiles(PHOTOGRAPH, PHOTOGRAPH, 4.0, 0.1, tile=150) - whole).abs().max() > 1e-5
 
 

@@ -43,23 +43,23 @@ def chosen(explanation: str) -> str:
 
 def test_small_windows_are_exact_to_a_thousandth() -> None:
     image = picture(noise=0.1)
-    assert chosen(ph.explain_bilateral(image, 1.0, 0.1)) == "exact"
-    actual = ph.bilateral_filter(image, 1.0, 0.1, method="auto")
-    assert relative_error(actual, ph.bilateral_filter(image, 1.0, 0.1, method="exact")) < 2e-3
+    assert chosen(ph.accuracy.explain_bilateral(image, sigma_space=1.0, sigma_color=0.1)) == "exact"
+    actual = ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.1, method="auto")
+    assert relative_error(actual, ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.1, method="exact")) < 2e-3
 
 
-@pytest.mark.parametrize(("channels", "noise", "sigma_range"), [(3, 0.1, 0.02), (3, 0.1, 0.1)])
-def test_large_windows_take_the_lattice(channels: int, noise: float, sigma_range: float) -> None:
+@pytest.mark.parametrize(("channels", "noise", "sigma_color"), [(3, 0.1, 0.02), (3, 0.1, 0.1)])
+def test_large_windows_take_the_lattice(channels: int, noise: float, sigma_color: float) -> None:
     image = picture(channels, noise=noise)
-    assert chosen(ph.explain_bilateral(image, 12.0, sigma_range)) == "separable"
-    actual = ph.bilateral_filter(image, 12.0, sigma_range, method="auto")
-    assert_same(actual, ph.bilateral_filter(image, 12.0, sigma_range))
+    assert chosen(ph.accuracy.explain_bilateral(image, sigma_space=12.0, sigma_color=sigma_color)) == "lattice"
+    actual = ph.bilateral_filter(image, sigma_space=12.0, sigma_color=sigma_color, method="auto")
+    assert_same(actual, ph.bilateral_filter(image, sigma_space=12.0, sigma_color=sigma_color))
 
 
 def test_noise_makes_lattices_slow() -> None:
     """The same window: where every pixel has lattice points of its own it takes less time than they do."""
-    assert chosen(ph.explain_bilateral(picture(), 6.0, 0.1)) != "exact"
-    assert chosen(ph.explain_bilateral(picture(noise=0.1), 6.0, 0.1)) == "exact"
+    assert chosen(ph.accuracy.explain_bilateral(picture(), sigma_space=6.0, sigma_color=0.1)) != "exact"
+    assert chosen(ph.accuracy.explain_bilateral(picture(noise=0.1), sigma_space=6.0, sigma_color=0.1)) == "exact"
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
@@ -69,7 +69,7 @@ def test_gpus_choose_between_window_and_lattice(sigmas: tuple[float, float], noi
     image = picture(height=160, width=200, noise=noise)
     costs = choice.costs_of(torch.device("cuda"))
     found = choice.choose_for_pixels(image, image, *sigmas, costs)
-    assert found.method == ("exact" if sigmas[0] == 2.0 else "separable")
+    assert found.method == ("exact" if sigmas[0] == 2.0 else "lattice")
     # a GPU is not asked how many lattice points there are
     assert choice.choose_for_pixels(torch.zeros_like(image), torch.zeros_like(image), *sigmas, costs) == found
 
@@ -83,7 +83,7 @@ def test_costs_follow_the_device_of_the_tensors() -> None:
 def test_lattice_points_are_counted() -> None:
     """In squares that are the whole of a small picture."""
     image = picture(noise=0.05)
-    features = ph.bilateral_features(image, 3.0, 0.2)
+    features = ph.features.bilateral(image, sigma_space=3.0, sigma_color=0.2)
     expected = ph.build_lattice(features, neighborhood_size=0).num_lattice_points / features.shape[0]
     small = choice._lattice_points_per_pixel(image, (3.0, 3.0), 0.2)
     assert small == pytest.approx(expected, rel=0.1)
@@ -93,48 +93,56 @@ def test_lattice_points_are_counted() -> None:
 
 def test_batches_and_guides() -> None:
     images = torch.stack([picture(), picture().flip(2)])
-    actual = ph.bilateral_filter(images, 1.0, 0.1, images[0, :1], method="auto")
-    assert_close(actual[1], ph.bilateral_filter(images[1], 1.0, 0.1, images[0, :1], method="auto"))
-    assert ph.bilateral_filter(images[:0], 1.0, 0.1, method="auto").shape == (0, 3, 80, 100)
+    actual = ph.bilateral_filter(images, sigma_space=1.0, sigma_color=0.1, guide=images[0, :1], method="auto")
+    assert_close(
+        actual[1], ph.bilateral_filter(images[1], sigma_space=1.0, sigma_color=0.1, guide=images[0, :1], method="auto")
+    )
+    assert ph.bilateral_filter(images[:0], sigma_space=1.0, sigma_color=0.1, method="auto").shape == (0, 3, 80, 100)
     # many images that share their guide are many channels for each pair
     shared = images[:1].expand(300, -1, -1, -1)
-    assert chosen(ph.explain_bilateral(images[0], 2.0, 0.5)) == "exact"
-    assert chosen(ph.explain_bilateral(shared, 2.0, 0.5, images[0])) == "separable"
+    assert chosen(ph.accuracy.explain_bilateral(images[0], sigma_space=2.0, sigma_color=0.5)) == "exact"
+    assert chosen(ph.accuracy.explain_bilateral(shared, sigma_space=2.0, sigma_color=0.5, guide=images[0])) == "lattice"
 
 
 def test_few_points_are_exact() -> None:
     values, features = scattered(100)
-    assert chosen(ph.explain_gaussian(values, features)) == "exact"
+    assert chosen(ph.accuracy.explain_gaussian(values, features)) == "exact"
     for normalization in ("homogeneous", "none", "symmetric"):
-        actual = ph.gaussian_filter(values, features, features[:5], normalization, method="auto")
-        assert torch.equal(actual, ph.gaussian_filter(values, features, features[:5], normalization, "exact"))
+        actual = ph.gaussian_filter(values, features, features[:5], normalization=normalization, method="auto")
+        assert torch.equal(
+            actual, ph.gaussian_filter(values, features, features[:5], normalization=normalization, method="exact")
+        )
 
 
 def test_many_points_take_the_lattice() -> None:
     values, features = scattered(3000)
-    assert chosen(ph.explain_gaussian(values, features)) == "separable"
+    assert chosen(ph.accuracy.explain_gaussian(values, features)) == "lattice"
     assert_same(ph.gaussian_filter(values, features, method="auto"), ph.gaussian_filter(values, features))
 
 
 def test_a_transformed_call_that_takes_something_else_says_so() -> None:
     image = torch.rand(2, 3, 40, 40, device=DEVICE)
-    smooth = partial(ph.bilateral_filter, sigma_space=3.0, sigma_range=0.2, method="auto")
-    with pytest.warns(ph.AccuracyWarning, match="takes the lattice here"):
+    smooth = partial(ph.bilateral_filter, sigma_space=3.0, sigma_color=0.2, method="auto")
+    with pytest.warns(ph.errors.AccuracyWarning, match="takes the lattice here"):
         found = torch.vmap(smooth)(image)
-    assert_close(found, torch.stack([ph.bilateral_filter(each, 3.0, 0.2) for each in image]))
+    assert_close(found, torch.stack([ph.bilateral_filter(each, sigma_space=3.0, sigma_color=0.2) for each in image]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # nothing depends on the pixels of small windows, and nothing is traced
-        torch.vmap(partial(ph.bilateral_filter, sigma_space=1.0, sigma_range=0.2, method="auto"))(image)
+        torch.vmap(partial(ph.bilateral_filter, sigma_space=1.0, sigma_color=0.2, method="auto"))(image)
         smooth(image)
 
 
 def test_differentiated_weights_use_the_lattice_instead_of_the_grid() -> None:
     """The grid has no derivatives; only the compiled core has a grid."""
     image, weights = picture(noise=0.1), torch.rand(80, 100, device=DEVICE)
-    assert (chosen(ph.explain_bilateral(image, 20.0, 0.1)) == "grid") == has_color_grid(image)
-    actual = ph.bilateral_filter(image, 20.0, 0.1, weights=weights.requires_grad_(), method="auto")
-    assert_same(actual, ph.bilateral_filter(image, 20.0, 0.1, weights=weights))
+    assert (
+        chosen(ph.accuracy.explain_bilateral(image, sigma_space=20.0, sigma_color=0.1)) == "grid"
+    ) == has_color_grid(image)
+    actual = ph.bilateral_filter(
+        image, sigma_space=20.0, sigma_color=0.1, sample_weight=weights.requires_grad_(), method="auto"
+    )
+    assert_same(actual, ph.bilateral_filter(image, sigma_space=20.0, sigma_color=0.1, sample_weight=weights))
 
 
 def test_what_only_a_lattice_has_takes_it() -> None:
@@ -142,14 +150,17 @@ def test_what_only_a_lattice_has_takes_it() -> None:
     lattice = ph.build_lattice(features, separable=True)
     actual = ph.gaussian_filter(values, None, method="auto", lattice=lattice)
     assert_same(actual, ph.gaussian_filter(values, None, lattice=lattice))
-    density = ph.gaussian_filter(values, features, None, "density", "auto")
-    assert_same(density, ph.gaussian_filter(values, features, None, "density"))
+    density = ph.gaussian_filter(values, features, None, normalization="density", method="auto")
+    assert_same(density, ph.gaussian_filter(values, features, None, normalization="density"))
     sigma = torch.tensor([1.0], device=DEVICE, requires_grad=True)
-    assert chosen(ph.explain_bilateral(picture(), sigma, 0.1)) == "separable"
-    assert_same(ph.bilateral_filter(picture(), sigma, 0.1, method="auto"), ph.bilateral_filter(picture(), sigma, 0.1))
+    assert chosen(ph.accuracy.explain_bilateral(picture(), sigma_space=sigma, sigma_color=0.1)) == "lattice"
+    assert_same(
+        ph.bilateral_filter(picture(), sigma_space=sigma, sigma_color=0.1, method="auto"),
+        ph.bilateral_filter(picture(), sigma_space=sigma, sigma_color=0.1),
+    )
 
 
 def test_a_layer_takes_it() -> None:
     image = picture()[None]
-    layer = ph.nn.BilateralFilter(1.0, 0.1, method="auto")
-    assert_close(layer(image), ph.bilateral_filter(image, 1.0, 0.1, method="auto"))
+    layer = ph.nn.BilateralFilter(sigma_space=1.0, sigma_color=0.1, method="auto")
+    assert_close(layer(image), ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.1, method="auto"))

@@ -84,7 +84,7 @@ def test_backends_agree(channels: int, dtype: torch.dtype) -> None:
 
 def test_raises_without_a_color_grid() -> None:
     guide = picture(20, 25)
-    with ph.use_backend("reference"), pytest.raises(BackendUnavailable, match="'reference' has no fused function"):
+    with ph.backends.use("reference"), pytest.raises(BackendUnavailable, match="'reference' has no fused function"):
         sum_color_grid(guide, guide, SIGMA, axes_of(guide))
     with pytest.raises(BackendUnavailable, match="gradients are wanted"):
         sum_color_grid(guide.requires_grad_(), guide, SIGMA, axes_of(guide))
@@ -206,35 +206,54 @@ class TestAuto:
     image = 0.5 + picture(90, 110)[0] / 8 + noise
 
     def test_takes_it_where_there_are_many_colors(self) -> None:
-        assert ph.explain_bilateral(self.image, *self.sigmas).startswith("grid: ")
-        actual = ph.bilateral_filter(self.image, *self.sigmas, method="auto")
-        expected = ph.bilateral_filter(self.image, *self.sigmas, method="exact")
+        assert ph.accuracy.explain_bilateral(
+            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1]
+        ).startswith("grid: ")
+        actual = ph.bilateral_filter(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="auto")
+        expected = ph.bilateral_filter(
+            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="exact"
+        )
         assert relative_error(actual, expected) < 0.01
         assert (actual - expected).abs().max() < 0.03
-        assert (ph.bilateral_filter(self.image, *self.sigmas) - expected).abs().max() > 0.03
-        halo = ph.bilateral_filter(self.image, *self.sigmas, method="auto", halo=1)
-        assert relative_error(halo, ph.bilateral_filter(self.image, *self.sigmas, halo=1)) < 1e-6
+        assert (
+            ph.bilateral_filter(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1]) - expected
+        ).abs().max() > 0.03
+        halo = ph.bilateral_filter(
+            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="auto", halo=1
+        )
+        assert (
+            relative_error(
+                halo, ph.bilateral_filter(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], halo=1)
+            )
+            < 1e-6
+        )
 
     def test_holes(self) -> None:
         known = torch.ones(90, 110, dtype=torch.bool, device=DEVICE)
         known[30:50, 40:60] = False
         options: dict[str, Any] = {"guide": self.image, "weights": known}
-        actual = ph.bilateral_filter(self.image, *self.sigmas, method="auto", **options)
-        expected = ph.bilateral_filter(self.image, *self.sigmas, method="exact", **options)
+        actual = ph.bilateral_filter(
+            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="auto", **options
+        )
+        expected = ph.bilateral_filter(
+            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="exact", **options
+        )
         assert relative_error(actual, expected) < 0.01
 
     def test_not_where_derivatives_are_wanted(self) -> None:
         image = self.image.clone().requires_grad_()
-        assert ph.explain_bilateral(image, *self.sigmas).startswith("separable: ")
+        assert ph.accuracy.explain_bilateral(image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1]).startswith(
+            "separable: "
+        )
 
 
 def test_every_picture_of_a_batch() -> None:
     """Colors that the first picture does not have."""
     dark = 0.2 + to_tensor(np.random.default_rng(0).normal(0, 0.1, (1, 3, 96, 96)), torch.float32)
     batch = torch.cat([dark, 1 - dark])
-    assert ph.explain_bilateral(batch, 12.0, 0.1).startswith("grid: ")
-    actual = ph.bilateral_filter(batch, 12.0, 0.1, method="auto")
-    assert (actual - ph.bilateral_filter(batch, 12.0, 0.1, method="exact")).abs().max() < 0.03
+    assert ph.accuracy.explain_bilateral(batch, sigma_space=12.0, sigma_color=0.1).startswith("grid: ")
+    actual = ph.bilateral_filter(batch, sigma_space=12.0, sigma_color=0.1, method="auto")
+    assert (actual - ph.bilateral_filter(batch, sigma_space=12.0, sigma_color=0.1, method="exact")).abs().max() < 0.03
 
 
 def test_a_finer_grid_is_closer() -> None:
@@ -256,8 +275,11 @@ def test_pixels_unlike_all_others() -> None:
     image[:, odd] = to_tensor(np.random.default_rng(1).random((3, int(odd.sum()))), torch.float32)
     guide = image[None] / 0.1
     actual = quotient(sum_color_grid(image[None], guide, (16.0, 16.0), axes_of(guide, COARSE)))[0]
-    expected = ph.bilateral_filter(image, 16.0, 0.1, method="exact")
-    errors = [float((each - expected).abs().max()) for each in (actual, ph.bilateral_filter(image, 16.0, 0.1))]
+    expected = ph.bilateral_filter(image, sigma_space=16.0, sigma_color=0.1, method="exact")
+    errors = [
+        float((each - expected).abs().max())
+        for each in (actual, ph.bilateral_filter(image, sigma_space=16.0, sigma_color=0.1))
+    ]
     assert errors[0] < 0.05
     assert errors[0] < errors[1] / 2
 
@@ -270,8 +292,8 @@ def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest
     needed = 4 * 16 * 60 * 70
     monkeypatch.setattr(memory, "_NEGLIGIBLE_BYTES", 0)
     monkeypatch.setattr(memory, "available_memory", lambda device: needed)
-    if ph.explain_backend(guide).startswith("native"):
+    if ph.backends.explain(guide).startswith("native"):
         sum_color_grid(guide, guide, SIGMA, axes)
     monkeypatch.setattr(memory, "available_memory", lambda device: needed // 2)
-    with pytest.raises(ph.MemoryLimitError, match="bytes"):
+    with pytest.raises(ph.errors.MemoryLimitError, match="bytes"):
         sum_color_grid(guide, guide, SIGMA, axes)

@@ -29,7 +29,7 @@ def signal(random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
 def test_all_points(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
     wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
-    estimate = ph.estimate_error(wrong, values, features, samples=1000)
+    estimate = ph.accuracy.estimate_error(wrong, values, features, samples=1000)
     assert estimate.num_samples == 90
     difference = to_numpy(wrong - exact)
     assert estimate.relative == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(to_numpy(exact)))
@@ -40,17 +40,17 @@ def test_all_points(random: np.random.Generator) -> None:
 def test_some_points_tell_of_all(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
     wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
-    whole = ph.estimate_error(wrong, values, features, samples=90)
-    some = ph.estimate_error(wrong, values, features, samples=30)
+    whole = ph.accuracy.estimate_error(wrong, values, features, samples=90)
+    some = ph.accuracy.estimate_error(wrong, values, features, samples=30)
     assert some.num_samples == 30
     assert some.relative == pytest.approx(whole.relative, rel=0.3)
-    assert some == ph.estimate_error(wrong, values, features, samples=30)
+    assert some == ph.accuracy.estimate_error(wrong, values, features, samples=30)
 
 
 def test_other_targets(random: np.random.Generator) -> None:
     values, features, _ = signal(random)
     targets = features[:7] + 0.2
-    estimate = ph.estimate_error(
+    estimate = ph.accuracy.estimate_error(
         ph.gaussian_filter(values, features, targets, method="exact"), values, features, targets
     )
     assert (estimate.num_samples, estimate.of_change) == (7, None)
@@ -63,12 +63,16 @@ def test_pictures(sigma: float | tuple[float, float], guided: bool, random: np.r
     """Small squares, each with what is around it, or the whole picture where the windows are large."""
     image = to_tensor(random.random(size=(3, 26, 30)), torch.float32)
     guide = to_tensor(random.random(size=(1, 26, 30)), torch.float32) if guided else None
-    exact = ph.bilateral_filter(image, sigma, 0.3, guide, method="exact")
-    right = ph.estimate_bilateral_error(exact, image, sigma, 0.3, guide, samples=64)
+    exact = ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.3, guide=guide, method="exact")
+    right = ph.accuracy.estimate_bilateral_error(
+        exact, image, sigma_space=sigma, sigma_color=0.3, guide=guide, samples=64
+    )
     # what lies beyond four standard deviations, the reach of the estimate
     assert right.relative < 3e-4
     assert right.num_samples >= 64
-    wrong = ph.estimate_bilateral_error(exact + 0.05, image, sigma, 0.3, guide, samples=64)
+    wrong = ph.accuracy.estimate_bilateral_error(
+        exact + 0.05, image, sigma_space=sigma, sigma_color=0.3, guide=guide, samples=64
+    )
     assert wrong.worst == pytest.approx(0.05, abs=1e-3)
     assert wrong.relative == pytest.approx(0.05 / float(exact.square().mean().sqrt()), rel=0.1)
 
@@ -76,31 +80,35 @@ def test_pictures(sigma: float | tuple[float, float], guided: bool, random: np.r
 @pytest.mark.parametrize("shape", [(2, 9, 10, 11), (1, 300)], ids=str)
 def test_volumes_and_signals(shape: tuple[int, ...], random: np.random.Generator) -> None:
     image, axes = to_tensor(random.random(size=shape), torch.float32), len(shape) - 1
-    exact = ph.bilateral_filter(image, 0.4, 0.3, method="exact", spatial_axes=axes)
-    right = ph.estimate_bilateral_error(exact, image, 0.4, 0.3, spatial_axes=axes, samples=64)
+    exact = ph.bilateral_filter(image, sigma_space=0.4, sigma_color=0.3, method="exact", spatial_dims=axes)
+    right = ph.accuracy.estimate_bilateral_error(
+        exact, image, sigma_space=0.4, sigma_color=0.3, spatial_dims=axes, samples=64
+    )
     assert right.relative < 3e-4
     assert right.num_samples >= 64
-    wrong = ph.estimate_bilateral_error(exact + 0.05, image, 0.4, 0.3, spatial_axes=axes, samples=64)
+    wrong = ph.accuracy.estimate_bilateral_error(
+        exact + 0.05, image, sigma_space=0.4, sigma_color=0.3, spatial_dims=axes, samples=64
+    )
     assert wrong.worst == pytest.approx(0.05, abs=1e-3)
 
 
 def test_a_picture_smaller_than_a_square() -> None:
     image = torch.rand(1, 2, 1, device=DEVICE)
-    exact = ph.bilateral_filter(image, 1.0, 0.3, method="exact")
-    assert ph.estimate_bilateral_error(exact, image, 1.0, 0.3).relative < 1e-6
+    exact = ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.3, method="exact")
+    assert ph.accuracy.estimate_bilateral_error(exact, image, sigma_space=1.0, sigma_color=0.3).relative < 1e-6
 
 
 def test_large_errors_warn(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
-    with pytest.warns(ph.AccuracyWarning, match="relative error"):
-        ph.estimate_error(1.1 * exact, values, features, warn_above=0.05)
+    with pytest.warns(ph.errors.AccuracyWarning, match="relative error"):
+        ph.accuracy.estimate_error(1.1 * exact, values, features, warn_above=0.05)
     image = torch.rand(1, 9, 9, device=DEVICE)
-    with pytest.warns(ph.AccuracyWarning, match="method='exact'"):
-        ph.estimate_bilateral_error(image + 1, image, 1.0, 0.5, warn_above=0.05)
+    with pytest.warns(ph.errors.AccuracyWarning, match="method='exact'"):
+        ph.accuracy.estimate_bilateral_error(image + 1, image, sigma_space=1.0, sigma_color=0.5, warn_above=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ph.estimate_error(1.1 * exact, values, features, warn_above=0.2)
-        ph.estimate_error(1.1 * exact, values, features)
+        ph.accuracy.estimate_error(1.1 * exact, values, features, warn_above=0.2)
+        ph.accuracy.estimate_error(1.1 * exact, values, features)
 
 
 def test_the_default_device_does_not_matter(random: np.random.Generator) -> None:
@@ -109,8 +117,8 @@ def test_the_default_device_does_not_matter(random: np.random.Generator) -> None
 
     def estimates() -> tuple[object, object]:
         return (
-            ph.estimate_error(1.1 * exact, values, features, samples=30),
-            ph.estimate_bilateral_error(1.1 * image, image, 0.6, 0.5, samples=30),
+            ph.accuracy.estimate_error(1.1 * exact, values, features, samples=30),
+            ph.accuracy.estimate_bilateral_error(1.1 * image, image, sigma_space=0.6, sigma_color=0.5, samples=30),
         )
 
     expected = estimates()
@@ -123,23 +131,36 @@ def test_the_default_device_does_not_matter(random: np.random.Generator) -> None
 
 def test_nothing_to_compare_with_is_no_error() -> None:
     zeros, features = torch.zeros(5, 1, device=DEVICE), torch.rand(5, 2, device=DEVICE)
-    assert ph.estimate_error(zeros, zeros, features).relative == 0
-    assert ph.estimate_error(zeros + 1, zeros, features).relative == float("inf")
+    assert ph.accuracy.estimate_error(zeros, zeros, features).relative == 0
+    assert ph.accuracy.estimate_error(zeros + 1, zeros, features).relative == float("inf")
 
 
 def test_what_does_not_fit_is_refused() -> None:
     values, features, image = (torch.rand(*shape, device=DEVICE) for shape in ((5, 1), (5, 2), (3, 6, 7)))
     for call, message in (
-        (lambda: ph.estimate_error(values[:3], values, features), r"filtered must be \[5, 1\]"),
-        (lambda: ph.estimate_error(values[None], values[None], features[None]), "one by one"),
-        (lambda: ph.estimate_error(values, values.expand(2, 5, 1), features, features), "values must have two axes"),
-        (lambda: ph.estimate_error(values, values, features, samples=0), "samples"),
-        (lambda: ph.estimate_bilateral_error(image[None], image[None], 1.0, 0.1), "one by one"),
-        (lambda: ph.estimate_bilateral_error(image[:1], image, 1.0, 0.1), "filtered"),
+        (lambda: ph.accuracy.estimate_error(values[:3], values, features), r"filtered must be \[5, 1\]"),
+        (lambda: ph.accuracy.estimate_error(values[None], values[None], features[None]), "one by one"),
         (
-            lambda: ph.estimate_bilateral_error(cast(Any, to_numpy(image)), image, 1.0, 0.1),
+            lambda: ph.accuracy.estimate_error(values, values.expand(2, 5, 1), features, features),
+            "values must have two axes",
+        ),
+        (lambda: ph.accuracy.estimate_error(values, values, features, samples=0), "samples"),
+        (
+            lambda: ph.accuracy.estimate_bilateral_error(image[None], image[None], sigma_space=1.0, sigma_color=0.1),
+            "one by one",
+        ),
+        (lambda: ph.accuracy.estimate_bilateral_error(image[:1], image, sigma_space=1.0, sigma_color=0.1), "filtered"),
+        (
+            lambda: ph.accuracy.estimate_bilateral_error(
+                cast(Any, to_numpy(image)), image, sigma_space=1.0, sigma_color=0.1
+            ),
             "filtered must be a torch.Tensor",
         ),
-        (lambda: ph.estimate_bilateral_error(image, image, 1.0, 0.1, image[:, 1:]), "one height and width"),
+        (
+            lambda: ph.accuracy.estimate_bilateral_error(
+                image, image, sigma_space=1.0, sigma_color=0.1, guide=image[:, 1:]
+            ),
+            "one height and width",
+        ),
     ):
         assert_raises(call, InputError, message)

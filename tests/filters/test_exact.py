@@ -42,9 +42,9 @@ def expected_at(values: Tensor, features: Tensor, targets: Tensor, normalization
     return sums / np.sqrt(mass(target, target)) if normalization == "symmetric" else sums
 
 
-def expected_picture(image: Tensor, guide: Tensor, sigma: tuple[float, float], sigma_range: float) -> Array:
+def expected_picture(image: Tensor, guide: Tensor, sigma: tuple[float, float], sigma_color: float) -> Array:
     """The bilateral filter of one image: every pixel, and every other within the reach of the window."""
-    pixels, edges = to_numpy(image), to_numpy(guide) / sigma_range
+    pixels, edges = to_numpy(image), to_numpy(guide) / sigma_color
     height, width = pixels.shape[1:]
     y, x = np.mgrid[:height, :width]
     result = np.empty_like(pixels)
@@ -65,7 +65,9 @@ def test_points(dimension: int, channels: int, normalization: Any, apart: bool, 
     features = to_tensor(3 * random.normal(size=(61, dimension)) / math.sqrt(dimension), dtype)
     targets = features[:23] + 0.3 if apart else features
     values = to_tensor(random.normal(size=(61, channels)), dtype)
-    actual = ph.gaussian_filter(values, features, targets if apart else None, normalization, method="exact")
+    actual = ph.gaussian_filter(
+        values, features, targets if apart else None, normalization=normalization, method="exact"
+    )
     assert_close(actual, expected_at(values, features, targets, normalization))
 
 
@@ -122,7 +124,7 @@ def test_pictures(
     random = np.random.default_rng(1)
     image = to_tensor(random.random(size=(channels, *size)), dtype)
     guide = to_tensor(random.random(size=(guides, *size)), dtype)
-    actual = ph.bilateral_filter(image, sigma, 0.3, guide, method="exact")
+    actual = ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.3, guide=guide, method="exact")
     assert_close(actual, expected_picture(image, guide, sigma, 0.3))
 
 
@@ -131,10 +133,10 @@ def test_pictures(
 def test_windows_wider_than_integers_reach(sigma: float, method: Any, dtype: torch.dtype) -> None:
     image = to_tensor(np.random.default_rng(12).random(size=(3, 14, 17)), dtype)
     # so narrow over colors that the automatic method is exact as well
-    expected = ph.bilateral_filter(image, 1e9, 0.1, method=method)
-    assert_close(ph.bilateral_filter(image, sigma, 0.1, method=method), expected)
-    exact = ph.bilateral_filter(image, (sigma, 2.0), 0.3, method="exact")
-    assert_close(exact, ph.bilateral_filter(image, (1e9, 2.0), 0.3, method="exact"))
+    expected = ph.bilateral_filter(image, sigma_space=1e9, sigma_color=0.1, method=method)
+    assert_close(ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.1, method=method), expected)
+    exact = ph.bilateral_filter(image, sigma_space=(sigma, 2.0), sigma_color=0.3, method="exact")
+    assert_close(exact, ph.bilateral_filter(image, sigma_space=(1e9, 2.0), sigma_color=0.3, method="exact"))
     sums = sum_window(image[None], image[None], sigma, sigma, REACH)
     assert_close(sums, sum_window(image[None], image[None], 1e9, 1e9, REACH))
 
@@ -144,10 +146,15 @@ def test_a_guide_without_channels(sigma: float, dtype: torch.dtype) -> None:
     """All that is left is the Gaussian over positions."""
     images = to_tensor(np.random.default_rng(13).random(size=(2, 3, 20, 30)), dtype).requires_grad_()
     none, constant = images.detach()[:, :0], torch.zeros_like(images[:, :1])
-    expected = ph.bilateral_filter(images, sigma, 0.1, constant, "exact")
+    expected = ph.bilateral_filter(images, sigma_space=sigma, sigma_color=0.1, guide=constant, method="exact")
     # that of one color, which the lattice approximates
-    assert relative_error(ph.bilateral_filter(images, sigma, 0.1, none, "auto"), expected) < 0.05
-    exact = ph.bilateral_filter(images, sigma, 0.1, none[0], "exact")
+    assert (
+        relative_error(
+            ph.bilateral_filter(images, sigma_space=sigma, sigma_color=0.1, guide=none, method="auto"), expected
+        )
+        < 0.05
+    )
+    exact = ph.bilateral_filter(images, sigma_space=sigma, sigma_color=0.1, guide=none[0], method="exact")
     assert_close(exact, expected)
     weight = torch.rand_like(images)
     gradient, expected_gradient = (torch.autograd.grad(each, images, weight)[0] for each in (exact, expected))
@@ -157,20 +164,26 @@ def test_a_guide_without_channels(sigma: float, dtype: torch.dtype) -> None:
 def test_batches_of_pictures() -> None:
     random = np.random.default_rng(2)
     images = to_tensor(random.random(size=(2, 3, 2, 6, 10)))
-    actual = ph.bilateral_filter(images, 1.5, 0.2, method="exact")
-    shared = ph.bilateral_filter(images, 1.5, 0.2, images[0, 1, :1], method="exact")
+    actual = ph.bilateral_filter(images, sigma_space=1.5, sigma_color=0.2, method="exact")
+    shared = ph.bilateral_filter(images, sigma_space=1.5, sigma_color=0.2, guide=images[0, 1, :1], method="exact")
     for i, j in ((0, 0), (1, 2)):
         assert_close(actual[i, j], expected_picture(images[i, j], images[i, j], (1.5, 1.5), 0.2))
         assert_close(shared[i, j], expected_picture(images[i, j], images[0, 1, :1], (1.5, 1.5), 0.2))
-    assert ph.bilateral_filter(images[:, :0], 1.5, 0.2, method="exact").shape == (2, 0, 2, 6, 10)
+    assert ph.bilateral_filter(images[:, :0], sigma_space=1.5, sigma_color=0.2, method="exact").shape == (
+        2,
+        0,
+        2,
+        6,
+        10,
+    )
 
 
 def test_a_window_is_the_sum_over_points() -> None:
     """To what lies beyond the window."""
     image = to_tensor(np.random.default_rng(3).random(size=(3, 14, 17)))
-    features = ph.bilateral_features(image, 1.2, 0.4)
+    features = ph.features.bilateral(image, sigma_space=1.2, sigma_color=0.4)
     points = ph.gaussian_filter(image.flatten(1).mT, features, method="exact").mT.reshape(image.shape)
-    assert relative_error(ph.bilateral_filter(image, 1.2, 0.4, method="exact"), points) < 1e-5
+    assert relative_error(ph.bilateral_filter(image, sigma_space=1.2, sigma_color=0.4, method="exact"), points) < 1e-5
 
 
 def test_weights_and_mass() -> None:
@@ -179,7 +192,9 @@ def test_weights_and_mass() -> None:
     known = to_tensor(random.random(size=(8, 9))) > 0.3
     guide = to_tensor(random.random(size=(1, 8, 9)))
     holes = torch.where(known, image, torch.nan)
-    actual, mass = ph.bilateral_filter(holes, 1.5, 0.2, guide, "exact", weights=known, return_mass=True)
+    actual, mass = ph.bilateral_filter(
+        holes, sigma_space=1.5, sigma_color=0.2, guide=guide, method="exact", sample_weight=known, return_mass=True
+    )
     both = torch.cat([torch.where(known, image, 0.0), known[None].to(image.dtype)])
     expected = expected_picture(both, guide, (1.5, 1.5), 0.2)
     assert_close(actual, expected[:-1] / expected[-1:])
@@ -192,7 +207,9 @@ def test_what_is_far_in_color_is_out_of_reach(dtype: torch.dtype) -> None:
     guide = torch.zeros_like(image)
     guide[0, 20, 20] = 100.0
     weights = guide[0] == 0
-    actual = ph.bilateral_filter(image, 8.0, 0.1, guide, "exact", weights=weights, fill_value=7.0)
+    actual = ph.bilateral_filter(
+        image, sigma_space=8.0, sigma_color=0.1, guide=guide, method="exact", sample_weight=weights, fill_value=7.0
+    )
     assert actual[0, 20, 20] == 7
     assert_close(actual[0, :20], torch.ones(20, 40))
 
@@ -208,10 +225,10 @@ def test_batched_by_torch() -> None:
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 def test_values_of_sixteen_bits_are_rounded_once(half: torch.dtype) -> None:
     image = to_tensor(np.random.default_rng(5).random(size=(3, 9, 11)), half)
-    actual = ph.bilateral_filter(image, 1.5, 0.2, method="exact")
+    actual = ph.bilateral_filter(image, sigma_space=1.5, sigma_color=0.2, method="exact")
     assert actual.dtype == half
-    assert_close(actual, ph.bilateral_filter(image.float(), 1.5, 0.2, method="exact"))
-    features = ph.bilateral_features(image, 1.5, 0.2)
+    assert_close(actual, ph.bilateral_filter(image.float(), sigma_space=1.5, sigma_color=0.2, method="exact"))
+    features = ph.features.bilateral(image, sigma_space=1.5, sigma_color=0.2)
     points = ph.gaussian_filter(image.flatten(1).mT, features, method="exact")
     assert_close(points, ph.gaussian_filter(image.flatten(1).mT.float(), features, method="exact"))
 
@@ -224,7 +241,7 @@ def test_gradients_of_points() -> None:
     for normalization in ("homogeneous", "symmetric"):
 
         def run(v: Tensor, f: Tensor, t: Tensor, normalization: Any = normalization) -> Tensor:
-            return ph.gaussian_filter(v, f, t, normalization, method="exact")
+            return ph.gaussian_filter(v, f, t, normalization=normalization, method="exact")
 
         assert torch.autograd.gradcheck(run, (values, features, targets))
     assert torch.autograd.gradgradcheck(
@@ -235,19 +252,21 @@ def test_gradients_of_points() -> None:
 def test_gradients_of_pictures() -> None:
     random = np.random.default_rng(7)
     image, guide = (to_tensor(random.random(size=size)).requires_grad_() for size in ((2, 2, 3), (1, 2, 3)))
-    sigma_range = to_tensor([0.5]).requires_grad_()
+    sigma_color = to_tensor([0.5]).requires_grad_()
 
-    def run(image: Tensor, guide: Tensor, sigma_range: Tensor) -> Tensor:
-        return ph.bilateral_filter(image, 1.5, sigma_range, guide, method="exact")
+    def run(image: Tensor, guide: Tensor, sigma_color: Tensor) -> Tensor:
+        return ph.bilateral_filter(image, sigma_space=1.5, sigma_color=sigma_color, guide=guide, method="exact")
 
-    assert torch.autograd.gradcheck(run, (image, guide, sigma_range))
-    assert torch.autograd.gradgradcheck(run, (image, guide, sigma_range), atol=1e-4)
+    assert torch.autograd.gradcheck(run, (image, guide, sigma_color))
+    assert torch.autograd.gradgradcheck(run, (image, guide, sigma_color), atol=1e-4)
 
 
 def test_gradients_of_bandwidths_in_pixels() -> None:
     image = to_tensor(np.random.default_rng(8).random(size=(2, 4, 5)))
     sigma = to_tensor([1.5]).requires_grad_()
-    assert torch.autograd.gradcheck(lambda sigma: ph.bilateral_filter(image, sigma, 0.5, method="exact"), (sigma,))
+    assert torch.autograd.gradcheck(
+        lambda sigma: ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.5, method="exact"), (sigma,)
+    )
 
 
 def test_derivatives_of_the_sums() -> None:
@@ -270,7 +289,7 @@ def test_torch_compiles_it() -> None:
     image = to_tensor(np.random.default_rng(10).random(size=(2, 5, 6)), torch.float32)
 
     def run(image: Tensor) -> Tensor:
-        return ph.bilateral_filter(image, 1.5, 0.5, method="exact")
+        return ph.bilateral_filter(image, sigma_space=1.5, sigma_color=0.5, method="exact")
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     assert_close(compiled(image), run(image))
@@ -282,7 +301,7 @@ def test_a_compiled_program_refuses_nan() -> None:
     image, guide = torch.rand(2, 5, 6), torch.rand(1, 5, 6)
 
     def run(guide: Tensor) -> Tensor:
-        return ph.bilateral_filter(image, 1.5, 0.5, guide, method="exact")
+        return ph.bilateral_filter(image, sigma_space=1.5, sigma_color=0.5, guide=guide, method="exact")
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     assert_close(compiled(guide), run(guide))
@@ -302,14 +321,32 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: ph.gaussian_filter(values, features, method="exact", halo=1), InputError, "no halo"),
         (lambda: ph.gaussian_filter(values, None, method="exact", lattice=lattice), InputError, "no lattice"),
         (lambda: ph.gaussian_filter(values, None, method="exact"), InputError, "features are missing"),
-        (lambda: ph.gaussian_filter(values, features, None, "density", "exact"), InputError, "method='separable'"),
+        (
+            lambda: ph.gaussian_filter(values, features, None, normalization="density", method="exact"),
+            InputError,
+            "method='separable'",
+        ),
         (lambda: ph.gaussian_filter(values[:3], features, method="exact"), InputError, r"must be \[..., 5, channels"),
         (lambda: ph.gaussian_filter(values.double(), features, method="exact"), InputError, "convert one"),
         (lambda: ph.gaussian_filter(values, nowhere, method="exact"), FeatureRangeError, "10 of 10 numbers"),
-        (lambda: ph.bilateral_filter(image, 1.0, 0.1, halo=1, method="exact"), InputError, "no halo"),
-        (lambda: ph.bilateral_filter(image, -1.0, 0.1, method="exact"), InputError, "positive"),
-        (lambda: ph.bilateral_filter(image, 1.0, 0.1, image + torch.nan, "exact"), FeatureRangeError, "finite"),
-        (lambda: ph.bilateral_filter(image[0], 1.0, 0.1, method="exact"), InputError, "channels, height, width"),
+        (
+            lambda: ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.1, halo=1, method="exact"),
+            InputError,
+            "no halo",
+        ),
+        (lambda: ph.bilateral_filter(image, sigma_space=-1.0, sigma_color=0.1, method="exact"), InputError, "positive"),
+        (
+            lambda: ph.bilateral_filter(
+                image, sigma_space=1.0, sigma_color=0.1, guide=image + torch.nan, method="exact"
+            ),
+            FeatureRangeError,
+            "finite",
+        ),
+        (
+            lambda: ph.bilateral_filter(image[0], sigma_space=1.0, sigma_color=0.1, method="exact"),
+            InputError,
+            "channels, height, width",
+        ),
     ):
         assert_raises(call, error, message)
 

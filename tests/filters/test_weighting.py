@@ -18,7 +18,7 @@ from permutohedral.errors import InputError
 pytestmark = pytest.mark.usefixtures("backend")
 
 STEPS: dict[str, oracle.Step] = {
-    "separable": oracle.separable_gaussian_step,
+    "lattice": oracle.separable_gaussian_step,
     "dense": oracle.dense_gaussian_step,
 }
 
@@ -32,12 +32,12 @@ def scatter(dtype: torch.dtype = torch.float64, points: int = 17) -> tuple[Tenso
 
 
 def expected(
-    values: Tensor, features: Tensor, weights: Tensor, targets: Tensor | None = None, method: str = "separable"
+    values: Tensor, features: Tensor, weights: Tensor, targets: Tensor | None = None, method: str = "lattice"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numerator and denominator of the weighted mean: sum_i G_ki w_i v_i and sum_i G_ki w_i."""
     source = oracle.locate(to_numpy(features))
     target = source if targets is None else oracle.locate(to_numpy(targets))
-    if method == "separable":
+    if method == "lattice":
         source, target = oracle.on_common_vertices(source, target, 0)
     weighted = to_numpy(weights)[:, None] * np.concatenate([to_numpy(values), np.ones((len(values), 1))], axis=1)
     sums = oracle.normalized_filter(weighted, (source, target), "none", STEPS[method], STEPS[method])
@@ -62,8 +62,8 @@ def test_the_weighted_mean(method: Any, apart: bool, dtype: torch.dtype) -> None
 def test_weights_of_one_change_nothing(dtype: torch.dtype) -> None:
     values, features, _ = scatter(dtype)
     plain = ph.gaussian_filter(values, features)
-    assert_close(ph.gaussian_filter(values, features, weights=torch.ones_like(values[:, 0])), plain)
-    assert_close(ph.gaussian_filter(values, features, weights=values.new_full((17,), 1e-25)), plain)
+    assert_close(ph.gaussian_filter(values, features, sample_weight=torch.ones_like(values[:, 0])), plain)
+    assert_close(ph.gaussian_filter(values, features, sample_weight=values.new_full((17,), 1e-25)), plain)
     mean, mass = ph.gaussian_filter(values, features, return_mass=True)
     assert_close(mean, plain)
     assert_close(mass, ph.gaussian_filter(torch.ones_like(values[:, :1]), features, normalization="none")[:, 0])
@@ -76,11 +76,11 @@ def test_batches_have_weights_of_their_own_or_the_same(shared: bool, own_weights
     values[1], weights[1] = values[1].flip(0), weights[1].flip(0)
     features = features[0] if shared else torch.stack([features[0], features[1] * 1.3])
     given = weights if own_weights else weights[1]
-    mean, mass = ph.gaussian_filter(values, features, weights=given, return_mass=True)
+    mean, mass = ph.gaussian_filter(values, features, sample_weight=given, return_mass=True)
     for item in range(2):
         single = features if shared else features[item]
         alone = ph.gaussian_filter(
-            values[item], single, weights=given[item] if own_weights else given, return_mass=True
+            values[item], single, sample_weight=given[item] if own_weights else given, return_mass=True
         )
         assert_close(mean[item], alone[0])
         assert_close(mass[item], alone[1])
@@ -96,7 +96,7 @@ def test_what_has_no_weight_never_spreads(nothing: float, return_mass: Any) -> N
     results = []
     for given in (known, values):
         leaves = [tensor.clone().requires_grad_() for tensor in (given, features, weights)]
-        result = ph.gaussian_filter(leaves[0], leaves[1], weights=leaves[2], return_mass=return_mass)
+        result = ph.gaussian_filter(leaves[0], leaves[1], sample_weight=leaves[2], return_mass=return_mass)
         mean = result[0] if isinstance(result, tuple) else result
         results.append((mean, *torch.autograd.grad(mean.square().sum(), leaves)))
     for clean, actual in zip(*results, strict=True):
@@ -106,7 +106,7 @@ def test_what_has_no_weight_never_spreads(nothing: float, return_mass: Any) -> N
     assert (results[1][1][~mask] == 0).all()
     assert (results[1][3][~mask] == 0).all()
     numerator, mass = expected(known, features, mask.double())
-    assert_close(ph.gaussian_filter(values, features, weights=mask), numerator / mass[:, None])
+    assert_close(ph.gaussian_filter(values, features, sample_weight=mask), numerator / mass[:, None])
 
 
 def test_derivatives() -> None:
@@ -115,7 +115,7 @@ def test_derivatives() -> None:
     leaves = [tensor.requires_grad_() for tensor in (values, features, weights + 0.1)]
 
     def mean(values: Tensor, features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        return ph.gaussian_filter(values, features, weights=weights, return_mass=True)
+        return ph.gaussian_filter(values, features, sample_weight=weights, return_mass=True)
 
     assert torch.autograd.gradcheck(mean, leaves, nondet_tol=NONDETERMINISM)
     assert torch.autograd.gradgradcheck(lambda *given: mean(*given)[0], leaves, nondet_tol=NONDETERMINISM)
@@ -126,11 +126,13 @@ def test_the_derivative_at_weight_zero_is_that_of_what_the_value_would_change() 
     weights = values.new_ones(6)
     weights[2] = 0
     weights.requires_grad_()
-    (gradient,) = torch.autograd.grad(ph.gaussian_filter(values, features, weights=weights).square().sum(), weights)
+    (gradient,) = torch.autograd.grad(
+        ph.gaussian_filter(values, features, sample_weight=weights).square().sum(), weights
+    )
     with torch.no_grad():
         ahead, here = weights.detach().clone(), weights.detach()
         ahead[2] = 1e-7
-        change = [ph.gaussian_filter(values, features, weights=each).square().sum() for each in (ahead, here)]
+        change = [ph.gaussian_filter(values, features, sample_weight=each).square().sum() for each in (ahead, here)]
     torch.testing.assert_close(gradient[2], (change[0] - change[1]) / 1e-7, rtol=1e-5, atol=1e-5)
 
 
@@ -139,7 +141,7 @@ def test_tangents_and_batches_of_weights() -> None:
     tangent = torch.linspace(-1, 1, 17, dtype=torch.float64, device=DEVICE)
 
     def mean(weights: Tensor) -> Tensor:
-        return ph.gaussian_filter(values, features, weights=weights)
+        return ph.gaussian_filter(values, features, sample_weight=weights)
 
     actual = torch.func.jvp(mean, (weights + 0.1,), (tangent,))[1]
     difference = mean(weights + 0.1 + 1e-6 * tangent) - mean(weights + 0.1 - 1e-6 * tangent)
@@ -154,22 +156,22 @@ def test_targets_that_no_weight_comes_near_are_filled(fill_value: float, dtype: 
     targets = torch.cat([features[:3], features[:2] + 60])
     for given in (weights, None):
         mean, mass = ph.gaussian_filter(
-            values, features, targets, weights=given, fill_value=fill_value, return_mass=True
+            values, features, targets, sample_weight=given, fill_value=fill_value, return_mass=True
         )
-        same = ph.gaussian_filter(values, features, targets, weights=given, fill_value=fill_value)
+        same = ph.gaussian_filter(values, features, targets, sample_weight=given, fill_value=fill_value)
         assert (mass[3:] == 0).all()
         assert (mass[:3] > 0).all()
         for result in (mean, same):
             torch.testing.assert_close(result[3:], torch.full_like(result[3:], fill_value), equal_nan=True)
-            assert_close(result[:3], ph.gaussian_filter(values, features, targets[:3], weights=given))
-    nothing = ph.gaussian_filter(values, features, weights=torch.zeros_like(weights), fill_value=fill_value)
+            assert_close(result[:3], ph.gaussian_filter(values, features, targets[:3], sample_weight=given))
+    nothing = ph.gaussian_filter(values, features, sample_weight=torch.zeros_like(weights), fill_value=fill_value)
     torch.testing.assert_close(nothing, torch.full_like(values, fill_value), equal_nan=True)
 
 
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
 def test_sixteen_bits_are_weighed_in_thirty_two(narrow: torch.dtype) -> None:
     values, features, weights = scatter(torch.float32)
-    mean, mass = ph.gaussian_filter(values.to(narrow), features, weights=1e6 * weights, return_mass=True)
+    mean, mass = ph.gaussian_filter(values.to(narrow), features, sample_weight=1e6 * weights, return_mass=True)
     assert mean.dtype == narrow
     assert mass.dtype == torch.float32
     numerator, expected_mass = expected(values.to(narrow), features, 1e6 * weights)
@@ -198,7 +200,9 @@ def test_holes_of_pictures_are_filled_along_the_edges_of_a_guide(leading: tuple[
     numerator, mass = expected(image.flatten(1).T, to_tensor(pixel_features(to_numpy(guide))), mask.flatten().double())
     batch = holes.expand(*leading, 3, 5, 6)
     for edges in (guide, guide.expand(*leading, 1, 5, 6)):
-        mean, actual_mass = ph.bilateral_filter(batch, 2.0, 0.4, guide=edges, weights=mask, return_mass=True)
+        mean, actual_mass = ph.bilateral_filter(
+            batch, sigma_space=2.0, sigma_color=0.4, guide=edges, sample_weight=mask, return_mass=True
+        )
         assert mean.shape == (*leading, 3, 5, 6)
         assert actual_mass.shape == (*leading, 5, 6)
         item = (0,) * len(leading)
@@ -209,26 +213,35 @@ def test_holes_of_pictures_are_filled_along_the_edges_of_a_guide(leading: tuple[
 def test_a_pixel_without_color_is_near_nothing() -> None:
     image, mask = picture()
     image[:, ~mask] = torch.nan
-    mean, mass = ph.bilateral_filter(image, 2.0, 0.4, weights=mask, fill_value=-1.0, return_mass=True)
+    mean, mass = ph.bilateral_filter(
+        image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask, fill_value=-1.0, return_mass=True
+    )
     assert (mean[:, ~mask] == -1).all()
     assert (mass[~mask] == 0).all()
-    black = ph.bilateral_filter(image.nan_to_num(0.0), 2.0, 0.4, weights=mask, return_mass=True)
+    black = ph.bilateral_filter(
+        image.nan_to_num(0.0), sigma_space=2.0, sigma_color=0.4, sample_weight=mask, return_mass=True
+    )
     assert torch.equal(mean[:, mask], black[0][:, mask])
     assert torch.equal(mass[mask], black[1][mask])
     # a color that is known keeps its place, whatever it weighs
     image, _ = picture()
-    assert (ph.bilateral_filter(image, 2.0, 0.4, weights=mask, fill_value=-1.0) >= 0).all()
+    assert (
+        ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask, fill_value=-1.0) >= 0
+    ).all()
 
 
 def test_layers_take_weights() -> None:
     values, features, weights = scatter()
     layer = ph.nn.GaussianFilter(3, method="dense")
     assert_close(
-        layer(values, features, weights=weights), ph.gaussian_filter(values, features, method="dense", weights=weights)
+        layer(values, features, weights=weights),
+        ph.gaussian_filter(values, features, method="dense", sample_weight=weights),
     )
     image, mask = picture()
-    filtered = ph.nn.BilateralFilter(2.0, 0.4).to(DEVICE)(image, weights=mask)
-    assert_close(filtered, ph.bilateral_filter(image, 2.0, 0.4, weights=mask), torch.float32)
+    filtered = ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.4).to(DEVICE)(image, weights=mask)
+    assert_close(
+        filtered, ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask), torch.float32
+    )
 
 
 def gaussian(**options: Any) -> Any:
@@ -255,7 +268,9 @@ ERRORS: dict[str, ErrorCase] = {
         "'homogeneous' and 'none', not with 'density'",
     ),
     "image": (
-        lambda: ph.bilateral_filter(picture()[0], 2.0, 0.4, weights=torch.ones(1, 5, 6, device=DEVICE)),
+        lambda: ph.bilateral_filter(
+            picture()[0], sigma_space=2.0, sigma_color=0.4, sample_weight=torch.ones(1, 5, 6, device=DEVICE)
+        ),
         InputError,
         r"weights must be \[5, 6\].*got \[1, 5, 6\]",
     ),
@@ -273,7 +288,9 @@ NUMBERS: dict[str, ErrorCase] = {
         "values must be finite",
     ),
     "picture": (
-        lambda: ph.bilateral_filter(torch.full((1, 4, 4), torch.nan), 1.0, 1.0, guide=torch.ones(1, 4, 4)),
+        lambda: ph.bilateral_filter(
+            torch.full((1, 4, 4), torch.nan), sigma_space=1.0, sigma_color=1.0, guide=torch.ones(1, 4, 4)
+        ),
         InputError,
         "16 of 16 are NaN",
     ),
@@ -283,13 +300,15 @@ NUMBERS: dict[str, ErrorCase] = {
         "1 of 34 are NaN",
     ),
     "learned, negative weights": (
-        lambda: ph.permutohedral_filter(*scatter()[:2], torch.ones(15).double(), weights=-torch.ones(17).double()),
+        lambda: ph.permutohedral_filter(
+            *scatter()[:2], torch.ones(15).double(), sample_weight=-torch.ones(17).double()
+        ),
         InputError,
         "not negative",
     ),
     "learned, unknown values that count": (
         lambda: ph.permutohedral_filter(
-            spoiled(torch.nan), scatter()[1], torch.ones(15).double(), weights=torch.ones(17).double()
+            spoiled(torch.nan), scatter()[1], torch.ones(15).double(), sample_weight=torch.ones(17).double()
         ),
         InputError,
         "values must be finite",
@@ -334,7 +353,7 @@ def test_learned_filters_count_a_point_as_often_as_its_weight_says(normalization
 
 def test_learned_layers_take_weights() -> None:
     values, features, weights = scatter(torch.float32)
-    layer = ph.nn.PermutohedralConvolution(2, 4, dimension=3).to(values.device)
+    layer = ph.nn.PermutohedralConv(2, 4, dimension=3).to(values.device)
     holes = torch.where(weights[:, None] == 0, torch.nan, values).requires_grad_()
     actual = layer(holes, features, weights=weights)
     known = weights > 0
@@ -346,7 +365,7 @@ def test_learned_layers_take_weights() -> None:
     assert bool((holes.grad[~known] == 0).all())
     image = torch.rand(2, 3, 6, 7, device=values.device)
     mask = torch.rand(6, 7, device=values.device) > 0.4
-    picture_layer = ph.nn.BilateralConvolution2d(3, 2).to(values.device)
+    picture_layer = ph.nn.BilateralConv2d(3, 2).to(values.device)
     lost = torch.where(mask, image, torch.nan)
     assert_close(picture_layer(lost, image, mask), picture_layer(torch.where(mask, image, 9.0), image, mask))
 
@@ -355,9 +374,9 @@ def test_learned_filters_refuse_weights_that_do_not_fit() -> None:
     values, features, weights = scatter()
     weight = to_tensor(np.ones((15, 2, 1)))
     with pytest.raises(InputError, match="symmetric"):
-        ph.permutohedral_filter(values, features, weight, normalization="symmetric", weights=weights)
+        ph.permutohedral_filter(values, features, weight, normalization="symmetric", sample_weight=weights)
     with pytest.raises(InputError, match="one for each point"):
-        ph.permutohedral_filter(values, features, weight, weights=weights[:3])
+        ph.permutohedral_filter(values, features, weight, sample_weight=weights[:3])
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="numbers on a GPU are not looked at")

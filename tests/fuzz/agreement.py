@@ -24,7 +24,7 @@ OTHERS = [name for name in usable_backends() if name != "reference"]
 
 def outcome_of(call: Call, backend: str, threads: int = 1) -> Outcome:
     """Return the result of a call, or the error of the package that it raises."""
-    with dispatch.use_backend(backend), forced_threads(backend, threads):
+    with dispatch.use(backend), forced_threads(backend, threads):
         try:
             return call()
         except PermutohedralError as error:

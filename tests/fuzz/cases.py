@@ -110,7 +110,13 @@ class Case:
             batch = self._items_of(len(features[0]), 0)
             target_batch = None if target is None else self._items_of(len(target), 1)
         return ph.build_lattice(
-            features[0], target, self.size, batch, target_batch, halo=self.halo, separable=separable
+            features[0],
+            target,
+            neighborhood_size=self.size,
+            batch=batch,
+            target_batch=target_batch,
+            halo=self.halo,
+            separable=separable,
         )
 
     def values(self) -> Tensor:

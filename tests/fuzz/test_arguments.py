@@ -32,7 +32,7 @@ def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
 
 
 numbers = st.integers(-2, 4) | st.sampled_from([2.5, float("nan"), 10**6, 2**70])
-choices = st.sampled_from([*NORMALIZATIONS, "separable", "dense", "", "other"])
+choices = st.sampled_from([*NORMALIZATIONS, "lattice", "dense", "", "other"])
 sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
 
 
@@ -49,7 +49,12 @@ def test_build_lattice(
     backend: str, features: Tensor, target: Tensor | None, size: Any, batch: Tensor | None, halo: Any, limit: int | None
 ) -> None:
     outcome_of(
-        lambda: [ph.build_lattice(features, target, size, batch, halo=halo, memory_limit=limit).neighbors], backend
+        lambda: [
+            ph.build_lattice(
+                features, target, neighborhood_size=size, batch=batch, halo=halo, memory_limit=limit
+            ).neighbors
+        ],
+        backend,
     )
 
 
@@ -58,7 +63,12 @@ def test_build_lattice(
 def test_permutohedral_filter(
     backend: str, values: Tensor, features: Tensor, weight: Tensor, size: int, normalization: Any
 ) -> None:
-    outcome_of(lambda: [ph.permutohedral_filter(values, features, weight, None, size, normalization)], backend)
+    outcome_of(
+        lambda: [
+            ph.permutohedral_filter(values, features, weight, None, neighborhood_size=size, normalization=normalization)
+        ],
+        backend,
+    )
 
 
 @often
@@ -66,7 +76,10 @@ def test_permutohedral_filter(
 def test_gaussian_filter(
     backend: str, values: Tensor, features: Tensor, normalization: Any, method: Any, halo: Any
 ) -> None:
-    outcome_of(lambda: [ph.gaussian_filter(values, features, None, normalization, method, halo)], backend)
+    outcome_of(
+        lambda: [ph.gaussian_filter(values, features, None, normalization=normalization, method=method, halo=halo)],
+        backend,
+    )
 
 
 @often
@@ -74,7 +87,9 @@ def test_gaussian_filter(
 def test_bilateral_filter(
     backend: str, image: Tensor, guide: Tensor | None, space: float, color: float, method: Any
 ) -> None:
-    outcome_of(lambda: [ph.bilateral_filter(image, space, color, guide, method)], backend)
+    outcome_of(
+        lambda: [ph.bilateral_filter(image, sigma_space=space, sigma_color=color, guide=guide, method=method)], backend
+    )
 
 
 @often
@@ -91,4 +106,4 @@ def test_steps(
 @often
 @given(values=tensors(), features=tensors(2, 3), channels=st.integers(-2, 4), dimension=numbers)
 def test_layer(backend: str, values: Tensor, features: Tensor, channels: int, dimension: Any) -> None:
-    outcome_of(lambda: [ph.nn.PermutohedralConvolution(channels, 2, dimension=dimension)(values, features)], backend)
+    outcome_of(lambda: [ph.nn.PermutohedralConv(channels, 2, dimension=dimension)(values, features)], backend)

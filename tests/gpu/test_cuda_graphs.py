@@ -42,7 +42,7 @@ def step(layer: torch.nn.Module, values: Tensor, lattice: ph.Lattice) -> list[Te
 
 @pytest.mark.parametrize("channels", [(3, 5), (16, 32)])
 def test_training_step_on_fixed_lattice(channels: tuple[int, int]) -> None:
-    layer = ph.nn.PermutohedralConvolution(*channels, dimension=3, device="cuda")
+    layer = ph.nn.PermutohedralConv(*channels, dimension=3, device="cuda")
     features, values = 4 * torch.randn(20_000, 3, device="cuda"), torch.randn(20_000, channels[0], device="cuda")
     lattice = layer.build_lattice(features)
     graph, results = capture(lambda: step(layer, values, lattice))
@@ -57,12 +57,12 @@ def test_training_step_on_fixed_lattice(channels: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("channels", [(3, 5), (16, 32)])
 def test_training_step_on_changing_features(channels: tuple[int, int]) -> None:
-    layer = ph.nn.PermutohedralConvolution(*channels, dimension=3, device="cuda")
+    layer = ph.nn.PermutohedralConv(*channels, dimension=3, device="cuda")
     features = 4 * torch.randn(2, 10_000, 3, device="cuda")
     values = torch.randn(2, 10_000, channels[0], device="cuda")
 
     def run() -> list[Tensor]:
-        lattice, number = ph.build_bounded_lattice(features, 60_000)
+        lattice, number = ph.lattice.build_bounded_lattice(features, 60_000)
         return [number, *step(layer, values, lattice)]
 
     graph, (number, *results) = capture(run)
@@ -80,7 +80,7 @@ def test_gaussian_of_changing_features() -> None:
     features, values = 4 * torch.randn(20_000, 3, device="cuda"), torch.rand(20_000, 3, device="cuda")
 
     def run() -> list[Tensor]:
-        lattice, number = ph.build_bounded_lattice(features, 40_000, 0, separable=True)
+        lattice, number = ph.lattice.build_bounded_lattice(features, 40_000, neighborhood_size=0, separable=True)
         return [ph.gaussian_filter(values, None, lattice=lattice), number]
 
     with torch.no_grad():

@@ -27,10 +27,10 @@ def grid_points(points: int, scale: float, dtype: torch.dtype) -> Tensor:
 
 def layers(
     channels: tuple[int, int], dtype: torch.dtype, normalization: Normalization = "density"
-) -> tuple[ph.nn.PermutohedralConvolution, ph.nn.PermutohedralConvolution]:
+) -> tuple[ph.nn.PermutohedralConv, ph.nn.PermutohedralConv]:
     """One on the GPU, and the same in float64 on the CPU."""
-    layer = ph.nn.PermutohedralConvolution(*channels, 2, 2, normalization=normalization, device="cuda", dtype=dtype)
-    truth = ph.nn.PermutohedralConvolution(*channels, 2, 2, normalization=normalization, dtype=torch.float64)
+    layer = ph.nn.PermutohedralConv(*channels, 2, 2, normalization=normalization, device="cuda", dtype=dtype)
+    truth = ph.nn.PermutohedralConv(*channels, 2, 2, normalization=normalization, dtype=torch.float64)
     truth.load_state_dict(layer.state_dict())
     return layer, truth
 
@@ -46,11 +46,13 @@ def run(layer: torch.nn.Module, values: Tensor, points: tuple[Tensor | None, ...
 def test_features_round_as_on_cpu(sigma: float) -> None:
     """By the kernel, by torch's operators, and on the CPU: what rounds otherwise may lie in another simplex."""
     images = torch.rand(2, 3, 40, 50, device="cuda")
-    expected = ph.bilateral_features(images.cpu(), sigma, sigma)
-    assert torch.equal(ph.bilateral_features(images, sigma, sigma).cpu(), expected)
-    transformed = torch.vmap(lambda image: ph.bilateral_features(image, sigma, sigma))(images)
+    expected = ph.features.bilateral(images.cpu(), sigma_space=sigma, sigma_color=sigma)
+    assert torch.equal(ph.features.bilateral(images, sigma_space=sigma, sigma_color=sigma).cpu(), expected)
+    transformed = torch.vmap(lambda image: ph.features.bilateral(image, sigma_space=sigma, sigma_color=sigma))(images)
     assert torch.equal(transformed.cpu(), expected)
-    assert torch.equal(ph.position_features(40, 50, sigma, device="cuda").cpu(), ph.position_features(40, 50, sigma))
+    assert torch.equal(
+        ph.features.positions((40, 50), sigma, device="cuda").cpu(), ph.features.positions((40, 50), sigma)
+    )
 
 
 @pytest.mark.parametrize("normalization", ["density", "none"])
@@ -69,7 +71,7 @@ def test_layer_from_features(
             values = torch.randn(4, points, channels[0], device="cuda").to(dtype)
             upstream = torch.randn(4, 500 if targets else points, channels[1], device="cuda").to(dtype)
             found = run(layer, values, (features, at), upstream)
-            with ph.use_backend("reference"):
+            with ph.backends.use("reference"):
                 on_cpu = exact(features), None if at is None else exact(at)
                 expected = run(truth, exact(values), on_cpu, exact(upstream))
             for ours, theirs in zip(found, expected, strict=True):
@@ -82,7 +84,7 @@ def test_layer_from_features(
 def test_function_and_layer_agree(channels: tuple[int, int], targets: bool, dtype: torch.dtype) -> None:
     """`permutohedral_filter`, the layer on features and the layer on a lattice are one operator."""
     coordinates = torch.float64 if dtype == torch.float64 else torch.float32
-    layer = ph.nn.PermutohedralConvolution(*channels, 2, 2, bias=False, device="cuda", dtype=dtype)
+    layer = ph.nn.PermutohedralConv(*channels, 2, 2, bias=False, device="cuda", dtype=dtype)
     features, at = grid_points(900, 20, coordinates), grid_points(500, 20, coordinates) if targets else None
     for _ in range(3):
         values = torch.randn(4, 900, channels[0], device="cuda").to(dtype)
@@ -90,7 +92,7 @@ def test_function_and_layer_agree(channels: tuple[int, int], targets: bool, dtyp
         expected = layer(values, lattice=lattice)
         for found in (
             layer(values, features, at),
-            ph.permutohedral_filter(values, features, layer.weight, at, 2, "density"),
+            ph.permutohedral_filter(values, features, layer.weight, at, neighborhood_size=2, normalization="density"),
             ph.permutohedral_filter(values, None, layer.weight, normalization="density", lattice=lattice),
         ):
             # vertices may be numbered in another order, and sums be taken in another
@@ -114,12 +116,12 @@ def test_gaussians_of_changing_points(d: int, dtype: torch.dtype) -> None:
         found = ph.gaussian_filter(some, at)
         # on the lattice of this dtype: points near a face may lie on its other side in float64
         lattice = ph.build_lattice(at, neighborhood_size=0, separable=True).source
-        with ph.use_backend("reference"):
+        with ph.backends.use("reference"):
             expected = gaussian_on(lattice, exact(some), lattice.num_lattice_points, d)
         assert_near(found, expected, L2_TOLERANCE[dtype])
 
 
-def gaussian_on(points: ph.Simplices, values: Tensor, num_lattice_points: int, d: int) -> Tensor:
+def gaussian_on(points: ph.lattice.Simplices, values: Tensor, num_lattice_points: int, d: int) -> Tensor:
     """The normalized Gaussian on given simplices, of primitives in float64 on the CPU."""
     from permutohedral.ops import reference
     from permutohedral.ops.neighborhood import axis_offsets, blur_gain
@@ -152,7 +154,7 @@ def test_sixteen_threads_on_sixteen_streams() -> None:
         (torch.rand(20_000 + 500 * n, 3, device="cuda") * 20, torch.randn(20_000 + 500 * n, 4, device="cuda"))
         for n in range(32)
     ]
-    layer = ph.nn.PermutohedralConvolution(4, 8, 3, device="cuda")
+    layer = ph.nn.PermutohedralConv(4, 8, 3, device="cuda")
 
     def work(given: tuple[Tensor, Tensor]) -> list[Tensor]:
         features, values = given

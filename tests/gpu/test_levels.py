@@ -22,7 +22,7 @@ def test_pyramids_of_changing_points(dimension: int) -> None:
         features = 9 * torch.randn(points, dimension, device="cuda", dtype=torch.float64)
         batch = torch.randint(0, 5, (points,), device="cuda")
         pyramid, expected = (
-            ph.build_pyramid(f, 3, batch=b) for f, b in ((features, batch), (features.cpu(), batch.cpu()))
+            ph.levels.build_pyramid(f, 3, batch=b) for f, b in ((features, batch), (features.cpu(), batch.cpu()))
         )
         values = torch.randn(points, 3, device="cuda", dtype=torch.float64)
         for number, (level, other) in enumerate(zip(pyramid.levels, expected.levels, strict=True)):
@@ -30,7 +30,7 @@ def test_pyramids_of_changing_points(dimension: int) -> None:
             sliced = ph.slice(ph.splat(values, level), level)
             assert relative_error(sliced.cpu(), ph.slice(ph.splat(values.cpu(), other), other)) < 1e-12
             if number:
-                coarsened = ph.coarsen(ph.splat(values, pyramid.levels[number - 1]), pyramid, number - 1)
+                coarsened = ph.levels.coarsen(ph.splat(values, pyramid.levels[number - 1]), pyramid, number - 1)
                 assert relative_error(coarsened, ph.splat(values, level)) < 1e-12
         for table, other_table in zip(pyramid.tables, expected.tables, strict=True):
             assert int((table.down >= 0).sum()) == int((other_table.down >= 0).sum())
@@ -43,14 +43,14 @@ def test_pyramids_of_changing_points(dimension: int) -> None:
 def test_forecast_bounds_peak_of_pyramid(points: int, radius: float, levels: int) -> None:
     """Points near a sphere, in no order; from memory that holds nothing else."""
     features = radius * torch.nn.functional.normalize(torch.randn(points, 3, device="cuda"))
-    ph.build_pyramid(features[:1000], levels)
+    ph.levels.build_pyramid(features[:1000], levels)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    pyramid = ph.build_pyramid(features, levels)
+    pyramid = ph.levels.build_pyramid(features, levels)
     peak = torch.cuda.max_memory_allocated() - before
     numbers = [level.num_lattice_points for level in pyramid.levels]
-    forecast = ph.forecast_memory(points, 3, 1, 0, numbers, levels=levels, device="cuda")
+    forecast = ph.lattice.forecast_memory(points, 3, 1, 0, numbers, levels=levels, device="cuda")
     assert peak <= forecast.total, (peak, forecast)
 
 
@@ -60,12 +60,12 @@ def test_maximum_of_changing_points(dtype: torch.dtype) -> None:
     for points, channels, scale in ((1, 1, 1.0), (20_000, 32, 0.2), (3000, 70, 9.0), (40_000, 5, 6.0)):
         # values of 16 bits go with features of 32
         wide = torch.promote_types(dtype, torch.float32)
-        pyramid = ph.build_pyramid(scale * torch.randn(points, 3, device="cuda", dtype=wide), 2)
+        pyramid = ph.levels.build_pyramid(scale * torch.randn(points, 3, device="cuda", dtype=wide), 2)
         found = []
         values = torch.randint(-99, 99, (points, channels), device="cuda").to(dtype)
         for each in (pyramid, pyramid.to("cpu")):
             leaf = values.to(each.device).requires_grad_()
-            pooled = ph.pool(ph.splat(leaf, each.levels[0], reduce="max"), each, 0)
+            pooled = ph.levels.pool(ph.splat(leaf, each.levels[0], reduce="max"), each, 0)
             # whole numbers, whose sums are exact
             upstream = torch.arange(pooled.numel()).view(pooled.shape).remainder(3).to(pooled)
             found.append([pooled.detach().cpu(), torch.autograd.grad(pooled, leaf, upstream)[0].cpu()])

@@ -27,15 +27,15 @@ def image(*shape: int) -> Tensor:
 
 
 CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
-    "DenseCRF": (ph.nn.DenseCRF(3, sigma_range=0.1, steps=2), (image(3, 5, 6), image(1, 5, 6))),
-    "BilateralSolver": (ph.nn.BilateralSolver(4.0, iterations=3), (image(1, 5, 6), image(1, 5, 6))),
+    "DenseCRF": (ph.nn.DenseCRF(3, bilateral_sigma_color=0.1, num_iterations=2), (image(3, 5, 6), image(1, 5, 6))),
+    "BilateralSolver": (ph.nn.BilateralSolver(sigma_space=4.0, num_iterations=3), (image(1, 5, 6), image(1, 5, 6))),
     "gaussian": (Function(ph.upsample), (image(1, 2, 3), image(1, 6, 9))),
     "affine": (
         Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="affine")),
         (image(1, 2, 3), image(1, 6, 9)),
     ),
     "solver": (
-        Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="solver", steps=3)),
+        Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="solver", num_iterations=3)),
         (image(1, 2, 3), image(1, 6, 9)),
     ),
     "interpolate": (
@@ -55,11 +55,11 @@ def test_exported_programs_compute_the_same(name: str) -> None:
 
 
 LATTICES: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-    "Upsampler": lambda: ph.Upsampler(image(1, 6, 8), (3, 4)),
-    "affine": lambda: ph.Upsampler(image(1, 6, 8), (3, 4), mode="affine"),
-    "BilateralSolver": lambda: _solver(ph.BilateralSolver(image(1, 6, 8))),
+    "Upsampler": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4)),
+    "affine": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4), mode="affine"),
+    "BilateralSolver": lambda: _solver(ph.guided.BilateralSolver(image(1, 6, 8))),
     "splat": lambda: _filter(ph.build_lattice(image(12, 2))),
-    "pool": lambda: _pool(ph.build_pyramid(3 * image(12, 2), levels=2)),
+    "pool": lambda: _pool(ph.levels.build_pyramid(3 * image(12, 2), num_levels=2)),
 }
 
 

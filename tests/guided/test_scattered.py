@@ -16,8 +16,8 @@ def test_is_the_gaussian_mean_near_samples() -> None:
     values, features = to_tensor(NUMBERS.random((40, 2))), to_tensor(NUMBERS.random((40, 3)) * 2)
     targets = to_tensor(NUMBERS.random((15, 3)) * 2)
     weights = to_tensor(NUMBERS.random(40))
-    found, mass = ph.interpolate(values, features, targets, weights=weights)
-    expected, expected_mass = ph.gaussian_filter(values, features, targets, weights=weights, return_mass=True)
+    found, mass = ph.interpolate(values, features, targets, sample_weight=weights)
+    expected, expected_mass = ph.gaussian_filter(values, features, targets, sample_weight=weights, return_mass=True)
     assert float(mass.min()) > 0.01
     assert_close(found, expected)
     assert_close(mass, expected_mass)
@@ -33,14 +33,14 @@ def test_far_targets_have_the_value_of_the_nearest_samples_and_no_mass() -> None
 def test_only_ratios_of_weights_matter() -> None:
     values, features = to_tensor(NUMBERS.random((40, 2))), to_tensor(NUMBERS.random((40, 2)) * 3)
     targets, weights = to_tensor(NUMBERS.random((15, 2)) * 9), to_tensor(NUMBERS.random(40))
-    expected, expected_mass = ph.interpolate(values, features, targets, weights=weights)
-    found, mass = ph.interpolate(values, features, targets, weights=1e-9 * weights)
+    expected, expected_mass = ph.interpolate(values, features, targets, sample_weight=weights)
+    found, mass = ph.interpolate(values, features, targets, sample_weight=1e-9 * weights)
     assert_close(found, expected)
     assert_close(mass, 1e-9 * expected_mass)
 
 
 def test_holes_are_filled_and_the_rest_stays() -> None:
-    features = ph.position_features(6, 7, 1.5, dtype=torch.float64, device=DEVICE)
+    features = ph.features.positions((6, 7), 1.5, dtype=torch.float64, device=DEVICE)
     values = to_tensor(NUMBERS.random((42, 1)))
     holes = values.clone()
     holes[10:14] = torch.nan
@@ -59,14 +59,14 @@ def test_gradients() -> None:
 
 def test_rejects_mismatched_inputs() -> None:
     features = torch.zeros(3, 2)
-    with pytest.raises(ph.InputError, match="nothing is known"):
+    with pytest.raises(ph.errors.InputError, match="nothing is known"):
         ph.interpolate(torch.full((3, 1), torch.nan), features)
-    with pytest.raises(ph.InputError, match="values must be"):
+    with pytest.raises(ph.errors.InputError, match="values must be"):
         ph.interpolate(torch.zeros(4, 1), features)
-    with pytest.raises(ph.InputError, match="weights must be"):
-        ph.interpolate(torch.zeros(3, 1), features, weights=torch.ones(2))
-    with pytest.raises(ph.InputError, match="not negative"):
-        ph.interpolate(torch.zeros(3, 1), features, weights=-torch.ones(3))
+    with pytest.raises(ph.errors.InputError, match="weights must be"):
+        ph.interpolate(torch.zeros(3, 1), features, sample_weight=torch.ones(2))
+    with pytest.raises(ph.errors.InputError, match="not negative"):
+        ph.interpolate(torch.zeros(3, 1), features, sample_weight=-torch.ones(3))
 
 
 def test_unknown_values_are_unknown_per_channel() -> None:
@@ -83,7 +83,7 @@ def test_tiny_weights_do_not_underflow() -> None:
     features, values, weights = torch.rand(20, 2) * 4, torch.rand(20, 2), torch.rand(20)
     # little of the samples reaches the targets
     targets = features + 1.5
-    expected = ph.interpolate(values, features, targets, weights=weights)
-    found = ph.interpolate(values, features, targets, weights=1e-37 * weights)
+    expected = ph.interpolate(values, features, targets, sample_weight=weights)
+    found = ph.interpolate(values, features, targets, sample_weight=1e-37 * weights)
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1] * 1e37, expected[1])

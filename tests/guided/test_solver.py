@@ -54,14 +54,22 @@ def solve(guide: Tensor, seen: oracle.Array, data: oracle.Array, right: oracle.A
 
 def test_pixels_are_the_solution_of_the_dense_equations() -> None:
     guide, target = picture(1), picture(2, 1) * 100 - 30
-    confidence = picture(1, 2)[0]
-    confidence[2:4, 3:6] = 0
+    sample_weight = picture(1, 2)[0]
+    sample_weight[2:4, 3:6] = 0
     target[:, 2, 3] = torch.nan
     weights = oracle.locate(features_of(guide)).weights
-    counts = to_numpy(confidence).reshape(-1)
+    counts = to_numpy(sample_weight).reshape(-1)
     values = np.nan_to_num(to_numpy(target).reshape(2, -1).T)
     expected = solve(guide, weights, np.diag(weights.T @ counts), weights.T @ (counts[:, None] * values), 0.7)
-    found = ph.bilateral_solver(target, guide, confidence, 0.7, SIGMA_SPACE, SIGMA_RANGE, **EXACT)
+    found = ph.bilateral_solver(
+        target,
+        guide,
+        sample_weight=sample_weight,
+        smoothness=0.7,
+        sigma_space=SIGMA_SPACE,
+        sigma_color=SIGMA_RANGE,
+        **EXACT,
+    )
     assert_close(found, expected)
 
 
@@ -75,7 +83,18 @@ def test_cells_are_the_solution_of_the_dense_equations(size: tuple[int, int]) ->
     values = to_numpy(target).reshape(2, -1).T
     expected = solve(guide, simplices.weights, count * means.T @ means, count * means.T @ values, 0.7)
     options: dict[str, Any] = {"observe": "cells", **EXACT}
-    assert_close(ph.bilateral_solver(target, guide, None, 0.7, SIGMA_SPACE, SIGMA_RANGE, **options), expected)
+    assert_close(
+        ph.bilateral_solver(
+            target,
+            guide,
+            sample_weight=None,
+            smoothness=0.7,
+            sigma_space=SIGMA_SPACE,
+            sigma_color=SIGMA_RANGE,
+            **options,
+        ),
+        expected,
+    )
 
 
 def test_points_equal_the_pixels_that_contain_them() -> None:
@@ -90,16 +109,32 @@ def test_points_equal_the_pixels_that_contain_them() -> None:
 
 def test_gradients() -> None:
     guide, target, coarse = picture(1, 0, 3, 4), picture(1, 1, 3, 4), picture(1, 2, 1, 2)
-    confidence, smoothness = picture(1, 3, 3, 4)[0] + 0.1, to_tensor(0.6)
-    inputs = [each.requires_grad_() for each in (target, guide, confidence, smoothness)]
+    sample_weight, smoothness = picture(1, 3, 3, 4)[0] + 0.1, to_tensor(0.6)
+    inputs = [each.requires_grad_() for each in (target, guide, sample_weight, smoothness)]
 
-    def run(target: Tensor, guide: Tensor, confidence: Tensor, smoothness: Tensor) -> Tensor:
-        found: Tensor = ph.bilateral_solver(target, guide, confidence, smoothness, 1.7, SIGMA_RANGE, **EXACT)
+    def run(target: Tensor, guide: Tensor, sample_weight: Tensor, smoothness: Tensor) -> Tensor:
+        found: Tensor = ph.bilateral_solver(
+            target,
+            guide,
+            sample_weight=sample_weight,
+            smoothness=smoothness,
+            sigma_space=1.7,
+            sigma_color=SIGMA_RANGE,
+            **EXACT,
+        )
         return found
 
     def run_cells(coarse: Tensor, guide: Tensor, smoothness: Tensor) -> Tensor:
         options: dict[str, Any] = {"observe": "cells", **EXACT}
-        found: Tensor = ph.bilateral_solver(coarse, guide, None, smoothness, 1.7, SIGMA_RANGE, **options)
+        found: Tensor = ph.bilateral_solver(
+            coarse,
+            guide,
+            sample_weight=None,
+            smoothness=smoothness,
+            sigma_space=1.7,
+            sigma_color=SIGMA_RANGE,
+            **options,
+        )
         return found
 
     assert torch.autograd.gradcheck(run, inputs, atol=1e-7, fast_mode=True)
@@ -108,7 +143,7 @@ def test_gradients() -> None:
 
 def test_rejects_second_derivatives() -> None:
     target = picture(1).requires_grad_()
-    with pytest.raises(ph.InputError, match="differentiated again"):
+    with pytest.raises(ph.errors.InputError, match="differentiated again"):
         torch.autograd.grad(ph.bilateral_solver(target, picture(3)).sum(), target, create_graph=True)
 
 
@@ -120,7 +155,7 @@ def test_preserves_constants() -> None:
 
 
 def test_start_at_the_solution_converges_faster() -> None:
-    solver, target = ph.BilateralSolver(picture(3), 2.0, 0.5), picture(2, 1, 3, 4)
+    solver, target = ph.guided.BilateralSolver(picture(3), 2.0, 0.5), picture(2, 1, 3, 4)
     solved = solver(target, observe="cells", **EXACT)
     again = solver(target, observe="cells", iterations=3, start=solved)
     assert (again - solved).abs().max() < (solver(target, observe="cells", iterations=3) - solved).abs().max()
@@ -138,9 +173,9 @@ def test_batch_equals_its_items() -> None:
 
 def test_batch_with_confidence_equals_its_items() -> None:
     guides, targets = torch.stack([picture(3, 5), picture(3, 6)]), torch.stack([picture(2, 7), picture(2, 8)])
-    confidence = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
-    found = ph.bilateral_solver(targets, guides, confidence)
-    items = zip(targets, guides, confidence, strict=True)
+    sample_weight = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
+    found = ph.bilateral_solver(targets, guides, sample_weight=sample_weight)
+    items = zip(targets, guides, sample_weight, strict=True)
     assert_close(found, torch.stack([ph.bilateral_solver(*each) for each in items]))
 
 
@@ -153,29 +188,29 @@ def test_items_in_other_units_do_not_interact() -> None:
     # far from all data, values are those of the item
     guides[0, :, 4:] += 100.0
     targets[0, 0, 2:] = torch.nan
-    alone = ph.bilateral_solver(targets[0], guides[0], tolerance=1e-6, iterations=200)
+    alone = ph.bilateral_solver(targets[0], guides[0], tolerance=1e-6, num_iterations=200)
     for unit in (1e-22, 1e6, 1e22):
         units = torch.tensor([1.0, unit], device=DEVICE).view(2, 1, 1, 1)
-        found = ph.bilateral_solver(targets * units, guides, tolerance=1e-6, iterations=200)
+        found = ph.bilateral_solver(targets * units, guides, tolerance=1e-6, num_iterations=200)
         assert_close(found[0], alone)
-        assert_close(found[1] / unit, ph.bilateral_solver(targets[1], guides[1], tolerance=1e-6, iterations=200))
+        assert_close(found[1] / unit, ph.bilateral_solver(targets[1], guides[1], tolerance=1e-6, num_iterations=200))
 
 
 def test_extra_iterations_do_no_harm() -> None:
     """Without a tolerance they go on when only rounding errors are left."""
     generator = torch.Generator().manual_seed(31)
     values, guide = torch.rand(4, 4, generator=generator), torch.rand(2, 19, generator=generator)
-    confidence = torch.tensor([0.4648, 0.0, 0.0, 0.6])
-    inputs = [each.double().to(DEVICE) for each in (values, guide, confidence)]
+    sample_weight = torch.tensor([0.4648, 0.0, 0.0, 0.6])
+    inputs = [each.double().to(DEVICE) for each in (values, guide, sample_weight)]
     places = torch.tensor([[0], [4], [9], [14]], device=DEVICE)
-    options: dict[str, Any] = {"sigma_space": 3.5, "observe": places, "spatial_axes": 1}
-    enough = ph.bilateral_solver(*inputs, **options, iterations=8, tolerance=0.0)
-    assert_close(ph.bilateral_solver(*inputs, **options, iterations=100, tolerance=0.0), enough)
+    options: dict[str, Any] = {"sigma_space": 3.5, "observe": places, "spatial_dims": 1}
+    enough = ph.bilateral_solver(*inputs, **options, num_iterations=8, tolerance=0.0)
+    assert_close(ph.bilateral_solver(*inputs, **options, num_iterations=100, tolerance=0.0), enough)
 
 
 def test_volumes() -> None:
     guide = picture(4, 0, 5, 6)[None]
-    assert_close(ph.bilateral_solver(torch.ones_like(guide), guide, spatial_axes=3), torch.ones_like(guide))
+    assert_close(ph.bilateral_solver(torch.ones_like(guide), guide, spatial_dims=3), torch.ones_like(guide))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +219,7 @@ def test_volumes() -> None:
         ({"target": torch.zeros(1, 3, 4)}, "observe='cells'"),
         ({"target": torch.zeros(1, 6, 8, dtype=torch.int64)}, "floating"),
         ({"target": torch.full((1, 6, 8), torch.nan)}, "nothing is known"),
-        ({"confidence": torch.zeros(6, 8)}, "nothing is known"),
+        ({"sample_weight": torch.zeros(6, 8)}, "nothing is known"),
         ({"target": torch.full((1, 6, 8), torch.inf)}, "infinity"),
         ({"smoothness": -1.0}, "smoothness"),
         ({"tolerance": -1.0}, "tolerance"),
@@ -196,13 +231,13 @@ def test_volumes() -> None:
         ({"target": torch.zeros(1, 0), "observe": torch.zeros(0, 2)}, "nothing is known"),
         ({"start": torch.zeros(1, 3, 4)}, "start must be"),
         ({"start": torch.full((1, 6, 8), torch.nan)}, "start must be finite"),
-        ({"spatial_axes": 4}, "spatial_axes"),
+        ({"spatial_dims": 4}, "spatial_dims"),
         ({"guide": torch.zeros(2, 3, 6, 8)}, "batch axes"),
     ],
 )
 def test_rejects_mismatched_inputs(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"target": torch.zeros(1, 6, 8), "guide": torch.zeros(3, 6, 8)}
-    with pytest.raises(ph.InputError, match=message):
+    with pytest.raises(ph.errors.InputError, match=message):
         ph.bilateral_solver(**{**arguments, **change})
 
 
@@ -210,12 +245,12 @@ def test_gradient_is_finite_where_no_data_reach() -> None:
     """Pixels without data have the mean of the data, so adding one to all data adds one to all pixels."""
     guide = torch.zeros(1, 16, 16, device=DEVICE)
     guide[:, :, 8:] = 1.0
-    confidence = (guide[0] == 0).float()
+    sample_weight = (guide[0] == 0).float()
     for dtype in (torch.float32, torch.float64):
         for iterations in (5, 200):
             target = picture(1, 1, 16, 16).to(dtype).requires_grad_()
             options: dict[str, Any] = {"iterations": iterations, "tolerance": 0.0}
-            found = ph.bilateral_solver(target, guide.to(dtype), confidence, **options)
+            found = ph.bilateral_solver(target, guide.to(dtype), sample_weight=sample_weight, **options)
             (gradient,) = torch.autograd.grad(found.sum(), target)
             assert abs(float(gradient.sum()) - 256) < 0.01
             assert float(gradient.abs().max()) < 256
@@ -224,12 +259,20 @@ def test_gradient_is_finite_where_no_data_reach() -> None:
 def test_gradient_where_no_data_reach_is_that_of_finite_differences() -> None:
     guide = picture(1, 0, 3, 4)
     guide[:, :, 2:] += 100.0
-    confidence = torch.ones(3, 4, dtype=torch.float64, device=DEVICE)
-    confidence[:, 2:] = 0
+    sample_weight = torch.ones(3, 4, dtype=torch.float64, device=DEVICE)
+    sample_weight[:, 2:] = 0
     target = picture(1, 1, 3, 4).requires_grad_()
 
     def run(target: Tensor) -> Tensor:
-        found: Tensor = ph.bilateral_solver(target, guide, confidence, 0.6, 1.7, SIGMA_RANGE, **EXACT)
+        found: Tensor = ph.bilateral_solver(
+            target,
+            guide,
+            sample_weight=sample_weight,
+            smoothness=0.6,
+            sigma_space=1.7,
+            sigma_color=SIGMA_RANGE,
+            **EXACT,
+        )
         return found
 
     assert torch.autograd.gradcheck(run, [target], atol=1e-7)
@@ -252,7 +295,15 @@ def test_more_iterations_do_not_diverge() -> None:
     coarse = torch.rand(1, 9, 3, generator=generator, dtype=torch.float64) * 1500 + 154
     coarse[torch.rand(coarse.shape, generator=generator) < 0.3] = torch.nan
     few, many = (
-        ph.upsample(coarse.to(DEVICE), guide.to(DEVICE), 1.0, 0.02, "solver", steps=steps, smoothness=10.0)
+        ph.upsample(
+            coarse.to(DEVICE),
+            guide.to(DEVICE),
+            sigma_space=1.0,
+            sigma_color=0.02,
+            mode="solver",
+            num_iterations=steps,
+            smoothness=10.0,
+        )
         for steps in (16, 2000)
     )
     assert float(many.abs().max()) < 2 * float(few.abs().max())
@@ -260,19 +311,19 @@ def test_more_iterations_do_not_diverge() -> None:
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -1.0])
 def test_rejects_invalid_smoothness_tensors(number: float) -> None:
-    with pytest.raises(ph.InputError, match="smoothness must be"):
+    with pytest.raises(ph.errors.InputError, match="smoothness must be"):
         ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.tensor(number))
-    with pytest.raises(ph.InputError, match="smoothness must be one"):
+    with pytest.raises(ph.errors.InputError, match="smoothness must be one"):
         ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.ones(2))
 
 
 def test_float64_targets_keep_their_digits_along_a_float32_guide() -> None:
     guide, target = picture(3).float(), 4e6 + picture(1, 1)
-    expected = ph.bilateral_solver(target, guide.double(), tolerance=1e-10, iterations=100)
+    expected = ph.bilateral_solver(target, guide.double(), tolerance=1e-10, num_iterations=100)
     assert_close(
-        ph.bilateral_solver(target, guide, tolerance=1e-10, iterations=100) - 4e6, expected - 4e6, torch.float32
+        ph.bilateral_solver(target, guide, tolerance=1e-10, num_iterations=100) - 4e6, expected - 4e6, torch.float32
     )
-    reused = ph.BilateralSolver(guide)(target, tolerance=1e-10, iterations=100)
+    reused = ph.guided.BilateralSolver(guide)(target, tolerance=1e-10, iterations=100)
     assert_close(reused - 4e6, expected - 4e6, torch.float32)
 
 
@@ -281,26 +332,36 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
     guide, target = picture(1), picture(2, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4)))
     target[0, 1:] = torch.nan
     options: dict[str, Any] = {"observe": observe, **EXACT}
-    found = ph.bilateral_solver(target, guide, None, 0.7, SIGMA_SPACE, SIGMA_RANGE, **options)
+    found = ph.bilateral_solver(
+        target, guide, sample_weight=None, smoothness=0.7, sigma_space=SIGMA_SPACE, sigma_color=SIGMA_RANGE, **options
+    )
     for channel in range(2):
-        alone = ph.bilateral_solver(target[channel, None], guide, None, 0.7, SIGMA_SPACE, SIGMA_RANGE, **options)
+        alone = ph.bilateral_solver(
+            target[channel, None],
+            guide,
+            sample_weight=None,
+            smoothness=0.7,
+            sigma_space=SIGMA_SPACE,
+            sigma_color=SIGMA_RANGE,
+            **options,
+        )
         assert_close(found[channel, None], alone)
 
 
 def test_rejects_a_confidence_of_one_row() -> None:
-    with pytest.raises(ph.InputError, match="confidence must be"):
-        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), torch.ones(8))
+    with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
+        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), sample_weight=torch.ones(8))
 
 
 @pytest.mark.parametrize("unit", [1e-37, 1e-20, 1e20])
 @pytest.mark.parametrize("observe", ["pixels", "cells"])
 def test_only_the_ratio_of_confidence_and_smoothness_matters(unit: float, observe: Any) -> None:
     guide, target = picture(1).float(), picture(1, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4))).float()
-    confidence = picture(1, 2, *target.shape[1:])[0].float() + 0.5
-    solver = ph.BilateralSolver(guide, SIGMA_SPACE, SIGMA_RANGE)
-    expected = solver(target, confidence, 0.3, observe=observe)
-    assert_close(solver(target, unit * confidence, 0.3 * unit, observe=observe), expected)
+    sample_weight = picture(1, 2, *target.shape[1:])[0].float() + 0.5
+    solver = ph.guided.BilateralSolver(guide, SIGMA_SPACE, SIGMA_RANGE)
+    expected = solver(target, sample_weight, 0.3, observe=observe)
+    assert_close(solver(target, unit * sample_weight, 0.3 * unit, observe=observe), expected)
     # data of no weight compared with the smoothness have no influence but their mean
-    smooth = solver(target, confidence, 1e5, observe=observe, tolerance=0.0)
-    found = solver(target, 1e-25 * confidence, observe=observe, tolerance=0.0)
+    smooth = solver(target, sample_weight, 1e5, observe=observe, tolerance=0.0)
+    found = solver(target, 1e-25 * sample_weight, observe=observe, tolerance=0.0)
     assert float((found - smooth).abs().max()) < 0.01

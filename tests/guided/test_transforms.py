@@ -22,7 +22,7 @@ def draw(*shape: int) -> Tensor:
 def upsample(request: pytest.FixtureRequest) -> Callable[[Tensor], Tensor]:
     """A map as a function of its coarse one."""
     guide = draw(3, 10, 12)
-    return lambda coarse: ph.upsample(coarse, guide, 1.3, 0.37, mode=request.param)
+    return lambda coarse: ph.upsample(coarse, guide, sigma_space=1.3, sigma_color=0.37, mode=request.param)
 
 
 def test_tangents_of_maps(upsample: Callable[[Tensor], Tensor]) -> None:
@@ -57,7 +57,7 @@ def test_unknown_samples_do_not_spread_while_traced(upsample: Callable[[Tensor],
 def test_rejects_vmap_over_guides() -> None:
     guides, coarse = draw(2, 3, 10, 12), draw(2, 5, 6)
     for mode in ("gaussian", "affine", "solver"):
-        with pytest.raises(ph.InputError, match="cannot map over guides"):
+        with pytest.raises(ph.errors.InputError, match="cannot map over guides"):
             torch.vmap(lambda guide, mode=mode: ph.upsample(coarse, guide, mode=mode))(guides)
 
 
@@ -78,5 +78,5 @@ def test_solver_rejects_function_transforms() -> None:
         lambda: torch.vmap(solve)(target[:, None]),
         push,
     ):
-        with pytest.raises(ph.InputError, match=r"take gradients with backward\(\) or torch.autograd.grad"):
+        with pytest.raises(ph.errors.InputError, match=r"take gradients with backward\(\) or torch.autograd.grad"):
             attempt()

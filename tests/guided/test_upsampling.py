@@ -23,13 +23,13 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
     return to_tensor(np.random.default_rng(seed).random(shape))
 
 
-def expected_gaussian(coarse: Tensor, guide: Tensor, sigma_space: float, sigma_range: float) -> oracle.Array:
+def expected_gaussian(coarse: Tensor, guide: Tensor, sigma_space: float, sigma_color: float) -> oracle.Array:
     """Blurred sums over blurred counts, at every pixel."""
     (height, width), (rows, columns) = guide.shape[1:], coarse.shape[1:]
 
     def features(image: Tensor, y: Any, x: Any) -> oracle.Array:
         places = np.stack(np.meshgrid(y, x, indexing="ij"), axis=2).reshape(-1, 2) / sigma_space
-        colors = to_numpy(image).reshape(len(image), -1).T / sigma_range
+        colors = to_numpy(image).reshape(len(image), -1).T / sigma_color
         return FEATURE_SHIFT + np.concatenate([places, colors], axis=1)
 
     small = functional.adaptive_avg_pool2d(guide, (rows, columns))
@@ -50,7 +50,7 @@ def expected_gaussian(coarse: Tensor, guide: Tensor, sigma_space: float, sigma_r
 @pytest.mark.parametrize("size", [(2, 4), (3, 4)], ids=["whole ratio", "any ratio"])
 def test_gaussian_means_are_those_of_the_definition(size: tuple[int, int]) -> None:
     coarse, guide = maps(2, *size), maps(1, 6, 8, seed=1)
-    found = ph.upsample(coarse, guide, 2.3, 2.9, steps=0)
+    found = ph.upsample(coarse, guide, sigma_space=2.3, sigma_color=2.9, num_iterations=0)
     assert_close(found, expected_gaussian(coarse, guide, 2.3, 2.9))
 
 
@@ -58,7 +58,9 @@ def test_affine_follows_a_guide_that_explains_everything() -> None:
     guide = maps(2, 12, 16)
     fine = 3 * guide[:1] - 2 * guide[1:] + 5
     coarse = functional.adaptive_avg_pool2d(fine, (3, 4))
-    assert_close(ph.upsample(coarse, guide, 8.0, 5.0, mode="affine", ridge=1e-14), fine, torch.float32)
+    assert_close(
+        ph.upsample(coarse, guide, sigma_space=8.0, sigma_color=5.0, mode="affine", ridge=1e-14), fine, torch.float32
+    )
 
 
 @pytest.mark.parametrize("sampling", ["area", "point"])
@@ -75,7 +77,7 @@ def test_steps_bring_the_result_to_the_data(mode: Any) -> None:
     guide, coarse = maps(1, 12, 18), maps(1, 3, 6, seed=1)
 
     def missing(steps: int) -> float:
-        found = ph.upsample(coarse, guide, 3.0, 0.3, mode, steps=steps)
+        found = ph.upsample(coarse, guide, sigma_space=3.0, sigma_color=0.3, mode=mode, num_iterations=steps)
         return float((functional.adaptive_avg_pool2d(found, (3, 6)) - coarse).abs().max())
 
     assert missing(12) < 0.8 * missing(1)
@@ -84,8 +86,8 @@ def test_steps_bring_the_result_to_the_data(mode: Any) -> None:
 def test_kept_pixels_lie_where_they_were() -> None:
     guide = torch.zeros(1, 1, 9, dtype=torch.float64, device=DEVICE)
     coarse = to_tensor([[[0.0, 1.0, 0.0]]])
-    kept = ph.upsample(coarse, guide, (0.5, 0.8), 1.0, sampling="point", steps=0)[0, 0]
-    means = ph.upsample(coarse, guide, (0.5, 0.8), 1.0, steps=0)[0, 0]
+    kept = ph.upsample(coarse, guide, sigma_space=(0.5, 0.8), sigma_color=1.0, sampling="point", num_iterations=0)[0, 0]
+    means = ph.upsample(coarse, guide, sigma_space=(0.5, 0.8), sigma_color=1.0, num_iterations=0)[0, 0]
     assert int(kept.argmax()) == 3
     assert int(means.argmax()) == 4
 
@@ -102,16 +104,16 @@ def test_interpolates_targets_far_from_all_samples() -> None:
     guide, coarse = torch.zeros(1, 8, 12, dtype=torch.float64, device=DEVICE), maps(3, 4, 3)
     guide[0, 3, 4:6] = 1000.0
     between = functional.interpolate(coarse[None], (8, 12), mode="bilinear", align_corners=False)[0]
-    assert_close(ph.upsample(coarse, guide, steps=0)[:, 3, 4:6], between[:, 3, 4:6])
+    assert_close(ph.upsample(coarse, guide, num_iterations=0)[:, 3, 4:6], between[:, 3, 4:6])
 
 
 def test_ignores_unknown_samples() -> None:
     guide, coarse = maps(1, 8, 12), maps(2, 4, 6, seed=1)
-    confidence = torch.ones(4, 6, dtype=torch.float64, device=DEVICE)
-    confidence[1:3, 2:4] = 0
-    holes = torch.where(confidence > 0, coarse, torch.nan)
-    wild = torch.where(confidence > 0, coarse, 1e6)
-    expected = ph.upsample(wild, guide, confidence=confidence)
+    sample_weight = torch.ones(4, 6, dtype=torch.float64, device=DEVICE)
+    sample_weight[1:3, 2:4] = 0
+    holes = torch.where(sample_weight > 0, coarse, torch.nan)
+    wild = torch.where(sample_weight > 0, coarse, 1e6)
+    expected = ph.upsample(wild, guide, sample_weight=sample_weight)
     assert bool(expected.isfinite().all())
     assert float(expected.abs().max()) < 10
     assert_close(ph.upsample(holes, guide), expected)
@@ -122,11 +124,12 @@ def test_ignores_unknown_samples() -> None:
 def test_only_ratios_of_confidences_matter(mode: Any) -> None:
     guide, coarse = maps(1, 8, 12), maps(2, 1, 4, 6, seed=1)
     assert_close(
-        ph.upsample(coarse, guide, mode=mode, confidence=coarse[0, 0] * 0 + 0.01), ph.upsample(coarse, guide, mode=mode)
+        ph.upsample(coarse, guide, mode=mode, sample_weight=coarse[0, 0] * 0 + 0.01),
+        ph.upsample(coarse, guide, mode=mode),
     )
-    confidence = maps(2, 4, 6, seed=2) * (maps(2, 4, 6, seed=3) > 0.3)
-    expected = ph.upsample(coarse, guide, mode=mode, confidence=confidence)
-    assert_close(ph.upsample(coarse, guide, mode=mode, confidence=1e-30 * confidence), expected)
+    sample_weight = maps(2, 4, 6, seed=2) * (maps(2, 4, 6, seed=3) > 0.3)
+    expected = ph.upsample(coarse, guide, mode=mode, sample_weight=sample_weight)
+    assert_close(ph.upsample(coarse, guide, mode=mode, sample_weight=1e-30 * sample_weight), expected)
 
 
 def test_keeps_the_memory_format() -> None:
@@ -144,13 +147,13 @@ def test_keeps_the_memory_format() -> None:
 def test_batch_equals_its_items(mode: Any) -> None:
     guides, coarse = maps(2, 1, 8, 9), maps(2, 2, 4, 3, seed=1)
     coarse[1, :, 1, 1] = torch.nan
-    together = ph.upsample(coarse, guides, mode=mode, steps=120)
+    together = ph.upsample(coarse, guides, mode=mode, num_iterations=120)
     for item in range(2):
-        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode=mode, steps=120))
+        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode=mode, num_iterations=120))
     # an item in other units takes no digits away
     units = torch.tensor([1.0, 1e6], dtype=torch.float64, device=DEVICE).view(2, 1, 1, 1)
-    mixed = ph.upsample((coarse * units).float(), guides.float(), mode=mode, steps=120)
-    assert_close(mixed[0], ph.upsample(coarse[0].float(), guides[0].float(), mode=mode, steps=120))
+    mixed = ph.upsample((coarse * units).float(), guides.float(), mode=mode, num_iterations=120)
+    assert_close(mixed[0], ph.upsample(coarse[0].float(), guides[0].float(), mode=mode, num_iterations=120))
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])
@@ -158,7 +161,7 @@ def test_many_channels_equal_single_maps(sampling: Any, size: tuple[int, int]) -
     """Which are mixed out of coarse samples, channels first or last, instead of filtered on the lattice."""
     coarse, guide = maps(2, 200, *size), maps(2, 3, 13, 22, seed=1)
     coarse[0, :, 0, 1] = torch.nan
-    upsampler = ph.Upsampler(guide, size, None, 0.2, sampling=sampling)
+    upsampler = ph.guided.Upsampler(guide, size, sigma_space=None, sigma_color=0.2, sampling=sampling)
     found = upsampler(coarse)
     assert found.is_contiguous()
     apart = [upsampler(coarse[:, channel : channel + 1]) for channel in (0, 57, 199)]
@@ -167,7 +170,7 @@ def test_many_channels_equal_single_maps(sampling: Any, size: tuple[int, int]) -
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert_close(last, found)
     # items that follow one guide are further channels
-    alone = ph.upsample(coarse[1:].view(4, 50, *size), guide[1], None, 0.2, sampling=sampling)
+    alone = ph.upsample(coarse[1:].view(4, 50, *size), guide[1], sigma_space=None, sigma_color=0.2, sampling=sampling)
     assert_close(alone.view(1, 200, 13, 22), found[1:])
 
 
@@ -175,27 +178,37 @@ def test_gradients_of_many_channels() -> None:
     coarse, guide = maps(40, 3).requires_grad_(), maps(1, 7, seed=1).requires_grad_()
     # on a GPU the order of atomic additions differs from run to run
     assert torch.autograd.gradcheck(
-        lambda c, g: ph.upsample(c, g, 1.2, 0.3, spatial_axes=1), (coarse, guide), nondet_tol=1e-10
+        lambda c, g: ph.upsample(c, g, sigma_space=1.2, sigma_color=0.3, spatial_dims=1),
+        (coarse, guide),
+        nondet_tol=1e-10,
     )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_volumes(mode: Any) -> None:
     coarse = torch.full((1, 2, 3, 2), 4.0, dtype=torch.float64, device=DEVICE)
-    found = ph.upsample(coarse, maps(1, 4, 6, 5), mode=mode, spatial_axes=3)
+    found = ph.upsample(coarse, maps(1, 4, 6, 5), mode=mode, spatial_dims=3)
     assert_close(found, torch.full((1, 4, 6, 5), 4.0))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients(mode: Any) -> None:
     coarse, guide = maps(1, 2, 2).requires_grad_(), maps(1, 4, 5, seed=1).requires_grad_()
-    confidence = (maps(2, 2, seed=2) + 0.2).requires_grad_()
+    sample_weight = (maps(2, 2, seed=2) + 0.2).requires_grad_()
 
-    def run(coarse: Tensor, guide: Tensor, confidence: Tensor) -> Tensor:
+    def run(coarse: Tensor, guide: Tensor, sample_weight: Tensor) -> Tensor:
         steps = 30 if mode == "solver" else 1
-        return ph.upsample(coarse, guide, 1.7, 0.9, mode, confidence=confidence, steps=steps)
+        return ph.upsample(
+            coarse,
+            guide,
+            sigma_space=1.7,
+            sigma_color=0.9,
+            mode=mode,
+            sample_weight=sample_weight,
+            num_iterations=steps,
+        )
 
-    assert torch.autograd.gradcheck(run, [coarse, guide, confidence], atol=1e-7, fast_mode=True)
+    assert torch.autograd.gradcheck(run, [coarse, guide, sample_weight], atol=1e-7, fast_mode=True)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="arrays lie in the memory of the host")
@@ -203,17 +216,17 @@ def test_returns_arrays_for_arrays() -> None:
     random = np.random.default_rng(0)
     coarse, guide = random.random((2, 4, 5)), random.random((3, 9, 11))[:, ::-1]
     coarse.flags.writeable = False
-    found = ph.upsample(coarse, guide, confidence=np.ones((4, 5)))
+    found = ph.upsample(coarse, guide, sample_weight=np.ones((4, 5)))
     assert isinstance(found, np.ndarray)
     tensors = torch.from_numpy(coarse.copy()), torch.from_numpy(guide.copy())
     assert_close(torch.from_numpy(found), ph.upsample(*tensors))
-    assert isinstance(ph.Upsampler(guide, (4, 5))(coarse), np.ndarray)
+    assert isinstance(ph.guided.Upsampler(guide, (4, 5))(coarse), np.ndarray)
     solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found)
     assert isinstance(solved, np.ndarray)
     # parameters passed with arrays get no derivative
     learned = torch.tensor(2.0, requires_grad=True)
     assert isinstance(ph.bilateral_solver(coarse, guide, observe="cells", smoothness=learned), np.ndarray)
-    assert isinstance(ph.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
+    assert isinstance(ph.guided.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
     values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)))
     assert isinstance(values, np.ndarray)
     assert isinstance(mass, np.ndarray)
@@ -235,24 +248,24 @@ def test_keeps_16_bit_dtypes() -> None:
         ({"guide": torch.zeros(3, 6, 8, dtype=torch.uint8)}, r"guide.float\(\) / 255"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
         ({"coarse": torch.zeros(1, 6, 8), "guide": torch.zeros(1, 3, 4)}, "the coarse map first and the guide second"),
-        ({"confidence": torch.zeros(3, 4)}, "nothing is known"),
-        ({"confidence": torch.ones(6, 8)}, "confidence must be"),
+        ({"sample_weight": torch.zeros(3, 4)}, "nothing is known"),
+        ({"sample_weight": torch.ones(6, 8)}, "sample_weight must be"),
         ({"steps": -1}, "steps"),
         ({"ridge": 0.0, "mode": "affine"}, "ridge"),
         ({"coarse": np.ma.masked_less(np.arange(12.0).reshape(1, 3, 4), 5)}, "masks"),
         ({"guide": np.zeros((1, 6, 8), np.longdouble)}, "does not support arrays"),
-        ({"spatial_axes": 0}, "spatial_axes"),
+        ({"spatial_dims": 0}, "spatial_dims"),
     ],
 )
 def test_rejects_mismatched_inputs(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"coarse": torch.zeros(1, 3, 4), "guide": torch.zeros(1, 6, 8)}
-    with pytest.raises(ph.InputError, match=message):
+    with pytest.raises(ph.errors.InputError, match=message):
         ph.upsample(**{**arguments, **change})
 
 
 def test_upsampler_rejects_other_sizes() -> None:
-    with pytest.raises(ph.InputError, match="for maps of"):
-        ph.Upsampler(torch.zeros(1, 6, 8), (3, 4))(torch.zeros(1, 2, 2))
+    with pytest.raises(ph.errors.InputError, match="for maps of"):
+        ph.guided.Upsampler(torch.zeros(1, 6, 8), (3, 4))(torch.zeros(1, 2, 2))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,7 +276,7 @@ def test_empty_batches(mode: Any) -> None:
         coarse = maps(0, channels, 4, 3)
         assert ph.upsample(coarse, maps(0, 3, 16, 12), mode=mode).shape == (0, channels, 16, 12)
         assert ph.upsample(coarse, guide, mode=mode).shape == (0, channels, 16, 12)
-        assert ph.upsample(coarse, guide, mode=mode, confidence=known).shape == (0, channels, 16, 12)
+        assert ph.upsample(coarse, guide, mode=mode, sample_weight=known).shape == (0, channels, 16, 12)
     assert ph.upsample(maps(0, 4, 3), guide, mode=mode).shape == (0, 16, 12)
 
 
@@ -283,12 +296,12 @@ def test_float64_maps_keep_their_digits_along_a_float32_guide(mode: Any) -> None
     guide, coarse = maps(1, 8, 12).float(), 4e6 + maps(1, 4, 6, seed=1)
     expected = ph.upsample(coarse, guide.double(), mode=mode) - 4e6
     assert_close(ph.upsample(coarse, guide, mode=mode) - 4e6, expected, torch.float32)
-    assert_close(ph.Upsampler(guide, (4, 6), mode=mode)(coarse) - 4e6, expected, torch.float32)
+    assert_close(ph.guided.Upsampler(guide, (4, 6), mode=mode)(coarse) - 4e6, expected, torch.float32)
 
 
 def test_rejects_a_confidence_of_one_row() -> None:
-    with pytest.raises(ph.InputError, match="confidence must be"):
-        ph.upsample(maps(1, 3, 4), maps(1, 6, 8), confidence=maps(4))
+    with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
+        ph.upsample(maps(1, 3, 4), maps(1, 6, 8), sample_weight=maps(4))
 
 
 def test_float32_and_float64_agree_at_whole_ratios() -> None:
@@ -296,8 +309,12 @@ def test_float32_and_float64_agree_at_whole_ratios() -> None:
     for size, sigma in (((8, 8), 4.0), ((16, 8), 2.0), ((8, 4), 8.0)):
         coarse, guide = maps(1, *size).float(), maps(1, 64, 64, seed=1).float()
         guide = (guide * 4).round() / 4
-        narrow = ph.upsample(coarse, guide, sigma, 0.25)
-        assert_close(narrow, ph.upsample(coarse.double(), guide.double(), sigma, 0.25).float(), torch.float32)
+        narrow = ph.upsample(coarse, guide, sigma_space=sigma, sigma_color=0.25)
+        assert_close(
+            narrow,
+            ph.upsample(coarse.double(), guide.double(), sigma_space=sigma, sigma_color=0.25).float(),
+            torch.float32,
+        )
 
 
 @pytest.mark.parametrize("sampling", ["area", "point"])
@@ -307,6 +324,6 @@ def test_parts_with_an_origin_equal_the_whole(mode: Any, sampling: Any) -> None:
     coarse, guide = maps(1, 24, 6, seed=1), maps(1, 96, 24)
     coarse += 10 * torch.arange(24, device=DEVICE)[:, None]
     guide[:, ::5, 3] += 100.0
-    whole = ph.Upsampler(guide, (24, 6), mode=mode, sampling=sampling)(coarse)
-    part = ph.Upsampler(guide[:, 40:], (14, 6), mode=mode, sampling=sampling, origin=(40, 0))(coarse[:, 10:])
+    whole = ph.guided.Upsampler(guide, (24, 6), mode=mode, sampling=sampling)(coarse)
+    part = ph.guided.Upsampler(guide[:, 40:], (14, 6), mode=mode, sampling=sampling, origin=(40, 0))(coarse[:, 10:])
     assert_close(part[:, 32:], whole[:, 72:])

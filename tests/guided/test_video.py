@@ -20,10 +20,12 @@ def video(frames: int) -> tuple[Tensor, Tensor]:
     return coarse, guide
 
 
-@pytest.mark.parametrize(("steps", "sigma_time", "at_once"), [(0, 0.7, 3), (1, 0.5, 2), (1, 0.5, 50)])
-def test_frames_equal_those_of_the_whole_video(steps: int, sigma_time: float, at_once: int) -> None:
+@pytest.mark.parametrize(("steps", "sigma_time", "batch_frames"), [(0, 0.7, 3), (1, 0.5, 2), (1, 0.5, 50)])
+def test_frames_equal_those_of_the_whole_video(steps: int, sigma_time: float, batch_frames: int) -> None:
     coarse, guide = video(23)
-    whole = ph.upsample(coarse, guide, (sigma_time, 2.0, 2.0), 0.3, steps=steps, spatial_axes=3)
+    whole = ph.upsample(
+        coarse, guide, sigma_space=(sigma_time, 2.0, 2.0), sigma_color=0.3, num_iterations=steps, spatial_dims=3
+    )
     read = []
 
     def frames() -> Iterator[tuple[Tensor, Tensor]]:
@@ -31,32 +33,39 @@ def test_frames_equal_those_of_the_whole_video(steps: int, sigma_time: float, at
             read.append(number)
             yield coarse[:, number], guide[:, number]
 
-    found = ph.upsample_frames(frames(), sigma_time, 2.0, 0.3, steps=steps, at_once=at_once)
+    found = ph.guided.upsample_frames(
+        frames(),
+        sigma_time=sigma_time,
+        sigma_space=2.0,
+        sigma_color=0.3,
+        num_iterations=steps,
+        batch_frames=batch_frames,
+    )
     assert read == []
     first = next(found)
     # no more than is needed
-    assert at_once == 50 or len(read) < 23
+    assert batch_frames == 50 or len(read) < 23
     assert_close(torch.stack([first, *found], dim=1), whole)
 
 
 def test_few_frames() -> None:
-    assert list(ph.upsample_frames(iter([]), 1.0)) == []
+    assert list(ph.guided.upsample_frames(iter([]), sigma_time=1.0)) == []
     coarse, guide = video(1)
     pair = coarse[:, 0].cpu().numpy(), guide[:, 0].cpu().numpy()
-    (found,) = ph.upsample_frames([pair])
+    (found,) = ph.guided.upsample_frames([pair])
     assert isinstance(found, np.ndarray)
     assert found.shape == (2, 9, 13)
 
 
 def test_rejects_mismatched_frames() -> None:
     coarse, guide = video(2)
-    with pytest.raises(ph.InputError, match="frame 1 has a map"):
-        list(ph.upsample_frames([(coarse[:, 0], guide[:, 0]), (coarse[:, 1, 1:], guide[:, 1])]))
-    for options in ({"sigma_time": 0.0}, {"at_once": 0}, {"steps": -1}):
-        with pytest.raises(ph.InputError):
-            ph.upsample_frames([], **options)
-    with pytest.raises(ph.InputError, match="no parts"):
-        ph.Upsampler(guide[:, 0], (3, 4), mode="solver", origin=(0, 0))
+    with pytest.raises(ph.errors.InputError, match="frame 1 has a map"):
+        list(ph.guided.upsample_frames([(coarse[:, 0], guide[:, 0]), (coarse[:, 1, 1:], guide[:, 1])]))
+    for options in ({"sigma_time": 0.0}, {"batch_frames": 0}, {"steps": -1}):
+        with pytest.raises(ph.errors.InputError):
+            ph.guided.upsample_frames([], **options)
+    with pytest.raises(ph.errors.InputError, match="no parts"):
+        ph.guided.Upsampler(guide[:, 0], (3, 4), mode="solver", origin=(0, 0))
 
 
 def test_sigma_is_not_rounded() -> None:
@@ -64,6 +73,8 @@ def test_sigma_is_not_rounded() -> None:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(1, 3, 2, 3, generator=generator, dtype=torch.float64)
     guide = torch.rand(1, 3, 6, 9, generator=generator, dtype=torch.float64)
-    frames = ph.upsample_frames(zip(coarse.unbind(1), guide.unbind(1), strict=True), 1.1, 1.3, 0.7)
-    whole = ph.upsample(coarse, guide, [1.1, 1.3, 1.3], 0.7, spatial_axes=3)
+    frames = ph.guided.upsample_frames(
+        zip(coarse.unbind(1), guide.unbind(1), strict=True), sigma_time=1.1, sigma_space=1.3, sigma_color=0.7
+    )
+    whole = ph.upsample(coarse, guide, sigma_space=[1.1, 1.3, 1.3], sigma_color=0.7, spatial_dims=3)
     torch.testing.assert_close(torch.stack(list(frames), dim=1), whole, atol=1e-12, rtol=0)

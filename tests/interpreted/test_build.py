@@ -18,7 +18,7 @@ from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.contract import Declined
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 
@@ -225,10 +225,10 @@ def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
 def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
     """The learned filter, the Gaussian, and gradients with respect to features."""
     features, values = 2 * torch.randn(shape, dtype=torch.float64), torch.randn(*shape[:-1], 2, dtype=torch.float64)
-    weight = torch.randn(ph.Neighborhood(shape[-1], 1).filter_size, 2, 3, dtype=torch.float64)
+    weight = torch.randn(ph.lattice.Neighborhood(shape[-1], 1).filter_size, 2, 3, dtype=torch.float64)
     leaf = features.clone().requires_grad_()
     with use_backend("triton"):
-        bounded, number = ph.build_bounded_lattice(leaf, 60, 1, separable=True)
+        bounded, number = ph.lattice.build_bounded_lattice(leaf, 60, neighborhood_size=1, separable=True)
         found = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=bounded)
         (gradient,) = torch.autograd.grad(found.square().sum(), leaf)
         blurred = ph.gaussian_filter(values, None, lattice=bounded)
@@ -244,17 +244,17 @@ def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
 def test_bounded_lattice_reports_failure() -> None:
     features = torch.randn(20, 2)
     with use_backend("triton"):
-        assert int(ph.build_bounded_lattice(9 * features, 5)[1]) > 5
+        assert int(ph.lattice.build_bounded_lattice(9 * features, 5)[1]) > 5
         features[3, 1] = float("nan")
-        assert int(ph.build_bounded_lattice(features, 60)[1]) > 60
+        assert int(ph.lattice.build_bounded_lattice(features, 60)[1]) > 60
         with pytest.raises(InputError, match="1 to 7 dimensions"):
-            ph.build_bounded_lattice(torch.randn(20, 8), 60)
+            ph.lattice.build_bounded_lattice(torch.randn(20, 8), 60)
         with pytest.raises(InputError, match="max_lattice_points"):
-            ph.build_bounded_lattice(torch.randn(20, 2), 0)
+            ph.lattice.build_bounded_lattice(torch.randn(20, 2), 0)
         with pytest.raises(InputError, match="float16"):
-            ph.build_bounded_lattice(torch.randn(20, 2).half(), 60)
+            ph.lattice.build_bounded_lattice(torch.randn(20, 2).half(), 60)
     with pytest.raises(InputError, match="for GPUs"):
-        ph.build_bounded_lattice(torch.randn(20, 2), 60)
+        ph.lattice.build_bounded_lattice(torch.randn(20, 2), 60)
 
 
 def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -> None:
@@ -310,6 +310,6 @@ def test_picture_features(dtype: torch.dtype) -> None:
     picture = torch.rand(2, 3, 5, 4).to(dtype)
     for guide in (picture, picture[0], picture[:, :1], picture.transpose(-1, -2), picture.flip(-1)[..., ::2]):
         with use_backend("triton"):
-            found = ph.bilateral_features(guide, 3.0, 0.7)
+            found = ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7)
         with use_backend("reference"):
-            assert torch.equal(found, ph.bilateral_features(guide, 3.0, 0.7))
+            assert torch.equal(found, ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7))

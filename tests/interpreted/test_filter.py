@@ -14,7 +14,7 @@ import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.neighborhood import Neighborhood, blur_gain
 
 
@@ -155,29 +155,29 @@ def test_the_filter_of_a_picture() -> None:
     gray, colors = torch.rand(1, 4, 3), torch.rand(3, 4, 3).bfloat16()
     for image, guide in ((gray, None), (colors, gray), (colors.mT, gray.mT)):
         with use_backend("triton"):
-            found = ph.bilateral_filter(image, 2.3, 0.5, guide)
+            found = ph.bilateral_filter(image, sigma_space=2.3, sigma_color=0.5, guide=guide)
         with use_backend("reference"):
-            assert_close(found, ph.bilateral_filter(image, 2.3, 0.5, guide))
+            assert_close(found, ph.bilateral_filter(image, sigma_space=2.3, sigma_color=0.5, guide=guide))
 
 
 def test_image_filter_rejects_invalid_arguments() -> None:
     picture = torch.rand(3, 5, 6)
     with use_backend("triton"):
-        for sigma_space, sigma_range in ((0.0, 0.1), (2.0, -1), (2.0, float("nan"))):
+        for sigma_space, sigma_color in ((0.0, 0.1), (2.0, -1), (2.0, float("nan"))):
             with pytest.raises(InputError, match=r"sigma_.* must be positive"):
-                ph.bilateral_filter(picture, sigma_space, sigma_range)
+                ph.bilateral_filter(picture, sigma_space=sigma_space, sigma_color=sigma_color)
         with pytest.raises(InputError, match="guide and image must have one height and width"):
-            ph.bilateral_filter(picture, 2.0, 0.1, picture[:, 1:])
+            ph.bilateral_filter(picture, sigma_space=2.0, sigma_color=0.1, guide=picture[:, 1:])
         with pytest.raises(InputError, match="values must be finite"):
-            ph.bilateral_filter(picture / 0 * 0, 2.0, 0.1, picture)
-        assert ph.bilateral_filter(picture[:, :0], 2.0, 0.1).shape == (3, 0, 6)
+            ph.bilateral_filter(picture / 0 * 0, sigma_space=2.0, sigma_color=0.1, guide=picture)
+        assert ph.bilateral_filter(picture[:, :0], sigma_space=2.0, sigma_color=0.1).shape == (3, 0, 6)
 
 
 def test_a_gaussian_of_a_picture_keeps_its_planes() -> None:
     """The result lies in memory as the picture does, so that it needs no copy; as do several channels at once."""
     for channels in (1, 3, 70):
         image = torch.rand(channels, 5, 4)
-        features = ph.bilateral_features(image[:1], 2.0, 0.5)
+        features = ph.features.bilateral(image[:1], sigma_space=2.0, sigma_color=0.5)
         values = image.flatten(1).T
         with use_backend("triton"):
             found = ph.gaussian_filter(values, features)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 import permutohedral as ph
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 
 FUSED = "one call of the backend"
 
@@ -22,7 +22,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def run_mean_field(labels: int, kernels: int) -> Tensor:
-    return ph.crf.mean_field(draw(9, labels), [ph.crf.Kernel(draw(9, 2, seed=1 + each)) for each in range(kernels)], 1)
+    return ph.crf.mean_field(
+        draw(9, labels), [ph.crf.Kernel(draw(9, 2, seed=1 + each)) for each in range(kernels)], num_iterations=1
+    )
 
 
 def run_norm(channels: int) -> Tensor:
@@ -50,7 +52,7 @@ def test_limits_are_reported(
         paths = [
             [
                 line.partition(": ")[2]
-                for line in ph.explain_call(run, *each).splitlines()
+                for line in ph.backends.explain_call(run, *each).splitlines()
                 if line.startswith(name + ":")
             ]
             for each in (within, beyond)
@@ -91,7 +93,7 @@ def test_hooks_see_what_a_mean_field_saves() -> None:
 
     def differentiate(hooks: Any) -> Tensor:
         with use_backend("triton"), hooks:
-            marginals = ph.crf.mean_field(energies, kernels, 3)
+            marginals = ph.crf.mean_field(energies, kernels, num_iterations=3)
         return torch.autograd.grad(marginals[:, 0].sum(), energies)[0]
 
     lattice_points = ph.build_lattice(kernels[0].features).num_lattice_points

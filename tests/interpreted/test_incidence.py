@@ -13,7 +13,7 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.filters.normalization import Normalization
 from permutohedral.ops import reference
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 
 
 def corners(points: int, rows: int, crowded: int) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def test_a_filter_of_gathered_points(
     monkeypatch.setattr(incidence, "_MANY_POINTS", 1)
     monkeypatch.setattr(incidence, "_MANY_CHANNELS", 1)
     features, targets = 2 * torch.rand(30, 2), 2 * torch.rand(12, 2) if elsewhere else None
-    layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization)
+    layer = ph.nn.PermutohedralConv(3, 4, 2, normalization=normalization)
     values = torch.randn(30, 3, requires_grad=True)
     found = []
     for backend in ("reference", "triton"):

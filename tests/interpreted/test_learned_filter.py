@@ -14,7 +14,7 @@ from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice import memory
 from permutohedral.ops import triton as kernels
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Case:
     gradient: bool = False
     batched: bool = True
 
-    def layer(self) -> ph.nn.PermutohedralConvolution:
+    def layer(self) -> ph.nn.PermutohedralConv:
         """In two dimensions, with a bias."""
-        layer = ph.nn.PermutohedralConvolution(
+        layer = ph.nn.PermutohedralConv(
             *self.channels, 2, 1, self.groups, normalization=self.normalization, dtype=self.dtype
         )
         assert layer.bias is not None
@@ -61,7 +61,7 @@ CASES = [
 
 
 def assert_as_reference(
-    layer: ph.nn.PermutohedralConvolution,
+    layer: ph.nn.PermutohedralConv,
     case: Case,
     features: Tensor | None,
     targets: Tensor | None,
@@ -136,7 +136,7 @@ def test_the_same_bits_every_time(case: Case) -> None:
 def test_differentiated_twice() -> None:
     """As the reference is, whose second derivatives are checked against differences."""
     features = 2 * torch.randn(7, 1, dtype=torch.float64)
-    layer = ph.nn.PermutohedralConvolution(1, 2, 1, 1, dtype=torch.float64)
+    layer = ph.nn.PermutohedralConv(1, 2, 1, 1, dtype=torch.float64)
     values = torch.randn(7, 1, dtype=torch.float64, requires_grad=True)
     leaves = [values, *layer.parameters()]
     upstream, along = torch.randn(7, 2, dtype=torch.float64), [torch.randn_like(leaf) for leaf in leaves]
@@ -151,7 +151,7 @@ def test_differentiated_twice() -> None:
 
 
 def test_a_graph_that_is_kept_is_run_back_twice() -> None:
-    layer, features = ph.nn.PermutohedralConvolution(1, 2, 2, 1), torch.randn(20, 2)
+    layer, features = ph.nn.PermutohedralConv(1, 2, 2, 1), torch.randn(20, 2)
     with use_backend("triton"):
         for _ in range(5):
             output = layer(torch.randn(20, 1), features)
@@ -166,7 +166,7 @@ def test_a_graph_that_is_kept_is_run_back_twice() -> None:
 
 def test_parameters_that_are_not_contiguous() -> None:
     """Nor are the values, whose rows are."""
-    layer, features = ph.nn.PermutohedralConvolution(3, 4, 2), 3 * torch.rand(20, 2)
+    layer, features = ph.nn.PermutohedralConv(3, 4, 2), 3 * torch.rand(20, 2)
     layer.weight = torch.nn.Parameter(torch.randn(4, 3, 7).permute(2, 1, 0))
     layer.bias = torch.nn.Parameter(torch.randn(8)[::2])
     values, found = torch.randn(20, 5)[:, 1:4].requires_grad_(), []
@@ -180,7 +180,7 @@ def test_parameters_that_are_not_contiguous() -> None:
 
 def test_points_of_changing_extent() -> None:
     """One call after another: far fewer lattice points, a few more, far more."""
-    layer, features, values = ph.nn.PermutohedralConvolution(1, 2, 2, 1), torch.randn(20, 2), torch.randn(20, 1)
+    layer, features, values = ph.nn.PermutohedralConv(1, 2, 2, 1), torch.randn(20, 2), torch.randn(20, 1)
     for scale in (1.0, 1.0, 0.01, 1.05, 30.0):
         with use_backend("triton"), torch.no_grad():
             found = layer(values, scale * features)
@@ -189,7 +189,7 @@ def test_points_of_changing_extent() -> None:
 
 
 def test_points_too_far_apart_for_packed_keys() -> None:
-    layer, values = ph.nn.PermutohedralConvolution(1, 2, 7, 0), torch.randn(2, 5, 1)
+    layer, values = ph.nn.PermutohedralConv(1, 2, 7, 0), torch.randn(2, 5, 1)
     features = torch.randn(2, 5, 7)
     for scale in (1.0, 300.0, 300.0):
         with use_backend("triton"), torch.no_grad():
@@ -209,7 +209,7 @@ def test_no_output_channels() -> None:
 
 
 def test_tensors_that_are_not_aligned() -> None:
-    layer = ph.nn.PermutohedralConvolution(1, 2, 2, 1)
+    layer = ph.nn.PermutohedralConv(1, 2, 2, 1)
     memory, values = torch.randn(21, 2), torch.randn(20, 1)
     for features in (memory[:20], memory[1:]):
         with use_backend("triton"), torch.no_grad():
@@ -219,7 +219,7 @@ def test_tensors_that_are_not_aligned() -> None:
 
 
 def test_layer_rejects_invalid_arguments() -> None:
-    layer, features, values = ph.nn.PermutohedralConvolution(1, 2, 2, 0), torch.randn(20, 2), torch.randn(20, 1)
+    layer, features, values = ph.nn.PermutohedralConv(1, 2, 2, 0), torch.randn(20, 2), torch.randn(20, 1)
     with use_backend("triton"):
         layer(values, features)
         broken = features.clone()

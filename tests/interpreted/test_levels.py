@@ -11,7 +11,7 @@ from torch.autograd import gradgradcheck
 
 import permutohedral as ph
 from permutohedral.ops import operators
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.neighborhood import Neighborhood
 from permutohedral.ops.triton.build import lattice
 
@@ -54,9 +54,9 @@ def test_the_forecast_of_a_gpu(
     # many taps would take minutes
     size = 1 if dimension < 8 else 0
     with use_backend("triton"):
-        pyramid = ph.build_pyramid(4 * torch.randn(points, dimension), levels, size)
+        pyramid = ph.levels.build_pyramid(4 * torch.randn(points, dimension), levels, neighborhood_size=size)
     numbers = [level.num_lattice_points for level in pyramid.levels]
-    forecast = ph.forecast_memory(points, dimension, size, 0, numbers, levels=levels, device="cuda")
+    forecast = ph.lattice.forecast_memory(points, dimension, size, 0, numbers, levels=levels, device="cuda")
     simplices = [each for level in pyramid.levels for each in (level.source.vertices, level.source.barycentric)]
     lattice_points = [each for level in pyramid.levels for each in (level.source.keys, level.source.table)]
     between = [each for tables in pyramid.tables for each in (tables.parents, tables.down, tables.up)]
@@ -131,7 +131,7 @@ def test_the_largest_on_lattices_without_room_for_all() -> None:
 
 def test_a_pyramid_of_nothing() -> None:
     with use_backend("triton"):
-        pyramid = ph.build_pyramid(torch.zeros(0, 2), 2)
+        pyramid = ph.levels.build_pyramid(torch.zeros(0, 2), 2)
     assert [level.num_lattice_points for level in pyramid.levels] == [0, 0]
     assert pyramid.tables[0].up.shape == (7, 0)
 
@@ -202,9 +202,9 @@ def test_items_norm_of_weights_that_lie_apart(monkeypatch: pytest.MonkeyPatch) -
 def test_convolution_step(channels: int, out_channels: int, dtype: torch.dtype, alone: bool) -> None:
     """From level to level with a bias alone, and on a level behind a norm with something added: all gradients."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    pyramid = ph.build_pyramid(2 * torch.randn(12, 2, dtype=wide), 2, batch=torch.arange(12) % 2)
+    pyramid = ph.levels.build_pyramid(2 * torch.randn(12, 2, dtype=wide), 2, batch=torch.arange(12) % 2)
     lattice = pyramid.levels[0]
-    layer: torch.nn.Module = (ph.nn.Coarsen if alone else ph.nn.LatticeConvolution)(
+    layer: torch.nn.Module = (ph.nn.LatticeConvDown if alone else ph.nn.LatticeConv)(
         channels, out_channels, 2, dtype=dtype
     )
     norm = ph.nn.LatticeGroupNorm(1, channels, dtype=dtype)
@@ -229,7 +229,7 @@ def test_convolution_step(channels: int, out_channels: int, dtype: torch.dtype, 
 
 def test_a_convolution_step_is_differentiated_twice() -> None:
     lattice = ph.build_lattice(torch.randn(3, 1, dtype=torch.float64))
-    layer = ph.nn.LatticeConvolution(2, 2, 1, dtype=torch.float64)
+    layer = ph.nn.LatticeConv(2, 2, 1, dtype=torch.float64)
     values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
     with use_backend("triton"):
         assert gradgradcheck(lambda each: layer(each * each, lattice, added=each), values, fast_mode=True)

@@ -15,7 +15,7 @@ import permutohedral as ph
 from permutohedral.compat.pydensecrf import densecrf
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.contract import Declined, PairwiseTables
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 
 
 def run_field(energies: Tensor, start: Tensor | None, tables: list[PairwiseTables], steps: int) -> Tensor:
@@ -74,14 +74,14 @@ def test_mean_field_from_points(labels: int, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     try:
         with use_backend("triton"):
-            found = ph.crf.mean_field(energies, given, 2, start=start)
+            found = ph.crf.mean_field(energies, given, num_iterations=2, start=start)
     finally:
         torch.use_deterministic_algorithms(False)
     with use_backend("reference"):
         expected = ph.crf.mean_field(
             energies.double(),
             [replace(each, features=each.features.double()) for each in given],
-            2,
+            num_iterations=2,
             start=start.double(),
         )
     assert_close(found, expected)

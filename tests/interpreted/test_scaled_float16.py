@@ -9,11 +9,11 @@ import torch
 from interpreted.internals import convolve
 from torch import Tensor
 
-from permutohedral.nn import PermutohedralConvolution
+from permutohedral.nn import PermutohedralConv
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.contract import transpose_weight
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.triton.filter.weight_gradient import scaled_fp16_gradients
 
 
@@ -90,7 +90,7 @@ def test_both_gradients() -> None:
 
 def test_a_layer_of_small_values() -> None:
     """In memory the density follows the lattice values, which would vanish if it had a share in their scales."""
-    layer, exact = (PermutohedralConvolution(16, 16, dimension=2, bias=False) for _ in range(2))
+    layer, exact = (PermutohedralConv(16, 16, dimension=2, bias=False) for _ in range(2))
     exact.load_state_dict(layer.state_dict())
     values, features, gradient = 1e-11 * torch.randn(60, 16), 3 * torch.rand(60, 2), torch.randn(60, 16)
     found = filter_and_differentiate(layer, values, features, gradient, "triton")
@@ -100,7 +100,7 @@ def test_a_layer_of_small_values() -> None:
 
 
 def filter_and_differentiate(
-    layer: PermutohedralConvolution, values: Tensor, features: Tensor, gradient: Tensor, backend: str
+    layer: PermutohedralConv, values: Tensor, features: Tensor, gradient: Tensor, backend: str
 ) -> tuple[Tensor, ...]:
     with use_backend(backend):
         output = layer(values.requires_grad_(), features)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.func import jvp, vjp
 
 import permutohedral as ph
-from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.dispatch import use as use_backend
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 

@@ -55,8 +55,8 @@ def test_the_spatial_filter_is_a_correlation() -> None:
 
 def test_the_untrained_permutohedral_denoiser_is_the_gaussian_bilateral_filter() -> None:
     noisy = noisy_images(batch=1)
-    expected = ph.bilateral_filter(noisy, sigma_space=1.5, sigma_range=0.2, method="dense")
-    assert_close(PermutohedralDenoiser(sigma_space=1.5, sigma_range=0.2).to(DEVICE)(noisy), expected)
+    expected = ph.bilateral_filter(noisy, sigma_space=1.5, sigma_color=0.2, method="dense")
+    assert_close(PermutohedralDenoiser(sigma_space=1.5, sigma_color=0.2).to(DEVICE)(noisy), expected)
 
 
 def test_the_combined_denoiser_starts_as_the_permutohedral_one() -> None:
@@ -74,7 +74,7 @@ def test_a_tile_with_its_origin_agrees_with_the_whole_inside() -> None:
 
 
 def test_the_scale_receives_gradients() -> None:
-    denoiser = PermutohedralDenoiser(learn_scale=True).to(DEVICE)
+    denoiser = PermutohedralDenoiser(learn_sigma=True).to(DEVICE)
     denoiser(noisy_images()).square().sum().backward()
     gradient = denoiser.convolution.log_scale.grad  # type: ignore[union-attr]
     assert gradient is not None

@@ -30,15 +30,15 @@ def test_items_never_mix(channels: tuple[int, ...]) -> None:
 def test_shared_pyramid_gives_the_same_result() -> None:
     values, features, batch = clouds()
     network = LatticeUNet(2, 4, channels=(8, 16))
-    pyramid = ph.build_pyramid(features, network.levels, batch=batch)
+    pyramid = ph.levels.build_pyramid(features, network.levels, batch=batch)
     torch.testing.assert_close(network(values, pyramid=pyramid), network(values, features, batch))
-    with pytest.raises(ph.InputError, match="pass exactly one"):
+    with pytest.raises(ph.errors.InputError, match="pass exactly one"):
         network(values)
-    with pytest.raises(ph.InputError, match="pyramid must have 2 levels"):
-        network(values, pyramid=ph.build_pyramid(features, 3))
-    with pytest.raises(ph.InputError, match="width of each level"):
+    with pytest.raises(ph.errors.InputError, match="pyramid must have 2 levels"):
+        network(values, pyramid=ph.levels.build_pyramid(features, 3))
+    with pytest.raises(ph.errors.InputError, match="width of each level"):
         LatticeUNet(2, 4, channels=())
-    with pytest.raises(ph.InputError, match="between must be one of 'linear', 'convolution'"):
+    with pytest.raises(ph.errors.InputError, match="between must be one of 'linear', 'convolution'"):
         LatticeUNet(2, 4, between="nearest")  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_learns_from_far_points() -> None:
     values = torch.where((along == 0)[:, None], label[:, None].float() * 2 - 1, 0.0)
     far = along > 16
     network = LatticeUNet(1, 2, channels=(8, 8, 8, 8))
-    pyramid = ph.build_pyramid(features, 4, batch=batch)
+    pyramid = ph.levels.build_pyramid(features, 4, batch=batch)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in range(60):
         loss = F.cross_entropy(network(values, pyramid=pyramid)[far], label[far])

@@ -59,10 +59,10 @@ def test_rejects_unknown_names() -> None:
 
 
 def test_weights_survive_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = CombinedDenoiser(sigma_space=3.0, sigma_range=0.5)
+    model = CombinedDenoiser(sigma_space=3.0, sigma_color=0.5)
     nn.init.normal_(model.spatial.weight)
     entries = [
-        (Entry("a", "combined", {"sigma_space": 3.0, "sigma_range": 0.5}, 30.0), model),
+        (Entry("a", "combined", {"sigma_space": 3.0, "sigma_color": 0.5}, 30.0), model),
         (Entry("a", "permutohedral", {}, 60.0), PermutohedralDenoiser()),
     ]
     save_pretrained(entries, tmp_path / "weights.safetensors")

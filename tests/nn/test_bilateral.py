@@ -12,7 +12,7 @@ from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.nn import BilateralConvolution2d, BilateralFilter
+from permutohedral.nn import BilateralConv2d, BilateralFilter
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -23,35 +23,38 @@ def image(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
 def test_layer_matches_bilateral_filter(guided: bool) -> None:
-    layer = BilateralFilter(2.5, 0.3, method="dense", halo=1).to(DEVICE)
+    layer = BilateralFilter(sigma_space=2.5, sigma_color=0.3, method="dense", halo=1).to(DEVICE)
     picture, guide = image(2, 3, 4, 5), image(2, 1, 4, 5, seed=1) if guided else None
-    assert_close(layer(picture, guide), ph.bilateral_filter(picture, 2.5, 0.3, guide, "dense", 1))
+    assert_close(
+        layer(picture, guide),
+        ph.bilateral_filter(picture, sigma_space=2.5, sigma_color=0.3, guide=guide, method="dense", halo=1),
+    )
     assert_close(layer.sigma_space, torch.tensor(2.5))
-    assert_close(layer.sigma_range, torch.tensor(0.3))
+    assert_close(layer.sigma_color, torch.tensor(0.3))
     assert [each for each in layer.parameters() if each.requires_grad] == []
 
 
 def test_accepts_any_kind_of_number() -> None:
-    layer = BilateralFilter(np.float32(2.5), torch.tensor(0.25))  # type: ignore[arg-type]
-    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_range=0.25)"
-    with pytest.raises(ph.InputError, match="sigma_space must be one number"):
-        BilateralFilter("wide", 0.3)  # type: ignore[arg-type]
+    layer = BilateralFilter(sigma_space=np.float32(2.5), sigma_color=torch.tensor(0.25))  # type: ignore[arg-type]
+    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_color=0.25)"
+    with pytest.raises(ph.errors.InputError, match="sigma_space must be one number"):
+        BilateralFilter(sigma_space="wide", sigma_color=0.3)  # type: ignore[arg-type]
 
 
 def test_bilateral_filter_learns_its_bandwidths() -> None:
-    layer = BilateralFilter(2.5, 0.3, learn_sigma=True).to(DEVICE)
+    layer = BilateralFilter(sigma_space=2.5, sigma_color=0.3, learn_sigma=True).to(DEVICE)
     layer(image(1, 8, 9)).square().sum().backward()
     assert layer.log_sigma.grad is not None
     assert layer.log_sigma.grad.abs().min() > 0
-    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_range=0.3, learn_sigma=True)"
+    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_color=0.3, learn_sigma=True)"
     assert repr(pickle.loads(pickle.dumps(layer))) == repr(layer)
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
 @pytest.mark.parametrize("leading", [(), (2,)])
 def test_bilateral_convolution_matches_convolution_of_pixels(leading: tuple[int, ...], guided: bool) -> None:
-    """Pixels in scan order, (y, x) in pixels over sigma_space, guide over sigma_range; height and width differ."""
-    layer = BilateralConvolution2d(2, 3, 1 if guided else None, sigma_space=1.7, sigma_range=0.4).double().to(DEVICE)
+    """Pixels in scan order, (y, x) in pixels over sigma_space, guide over sigma_color; height and width differ."""
+    layer = BilateralConv2d(2, 3, 1 if guided else None, sigma_space=1.7, sigma_color=0.4).double().to(DEVICE)
     picture = image(*leading, 2, 4, 5, dtype=torch.float64)
     guide = image(*leading, 1, 4, 5, seed=1, dtype=torch.float64) if guided else None
     actual = layer(picture, guide)
@@ -69,9 +72,9 @@ def test_bilateral_convolution_matches_convolution_of_pixels(leading: tuple[int,
 
 def test_replaces_conv2d() -> None:
     """Same shapes in and out as Conv2d with padding that keeps the size, with or without a batch; it trains."""
-    network = torch.nn.Sequential(
-        BilateralConvolution2d(1, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 3, padding=1)
-    ).to(DEVICE)
+    network = torch.nn.Sequential(BilateralConv2d(1, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 3, padding=1)).to(
+        DEVICE
+    )
     picture = image(2, 1, 6, 7)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
     losses = []
@@ -88,7 +91,7 @@ def test_replaces_conv2d() -> None:
 
 
 def test_batch_items_do_not_mix() -> None:
-    layer = BilateralConvolution2d(1, 2).to(DEVICE)
+    layer = BilateralConv2d(1, 2).to(DEVICE)
     pictures = image(3, 1, 4, 5)
     together = layer(pictures)
     for picture, result in zip(pictures, together, strict=True):
@@ -97,13 +100,13 @@ def test_batch_items_do_not_mix() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 1, 4, 5), (2, 1, 0, 5), (1, 4, 0)])
 def test_images_without_pixels(shape: tuple[int, ...]) -> None:
-    layer = BilateralConvolution2d(1, 2).to(DEVICE)
+    layer = BilateralConv2d(1, 2).to(DEVICE)
     assert layer(image(*shape)).shape == (*shape[:-3], 2, *shape[-2:])
-    assert BilateralFilter(1.0, 1.0).to(DEVICE)(image(*shape)).shape == shape
+    assert BilateralFilter(sigma_space=1.0, sigma_color=1.0).to(DEVICE)(image(*shape)).shape == shape
 
 
 def test_guide_has_gradients() -> None:
-    layer = BilateralConvolution2d(1, 2, guide_channels=1, sigma_range=0.5).to(DEVICE)
+    layer = BilateralConv2d(1, 2, guide_channels=1, sigma_color=0.5).to(DEVICE)
     picture, guide = image(1, 4, 5).requires_grad_(), image(1, 4, 5, seed=1).requires_grad_()
     layer(picture, guide).square().sum().backward()
     assert picture.grad is not None
@@ -112,20 +115,20 @@ def test_guide_has_gradients() -> None:
 
 
 def test_options_reach_the_convolution() -> None:
-    layer = BilateralConvolution2d(
-        4, 6, 1, 2, groups=2, bias=False, init="gaussian", normalization="symmetric", learn_scale=True
+    layer = BilateralConv2d(
+        4, 6, 1, neighborhood_size=2, groups=2, bias=False, init="gaussian", normalization="symmetric", learn_sigma=True
     )
     inner = layer.convolution
     assert (inner.dimension, inner.neighborhood_size, inner.groups, inner.bias) == (3, 2, 2, None)
     assert (inner.init, inner.normalization) == ("gaussian", "symmetric")
     assert inner.log_scale is not None
     assert copy.deepcopy(layer).state_dict().keys() == {"convolution.weight", "convolution.log_scale"}
-    assert repr(layer).startswith("BilateralConvolution2d(\n  sigma_space=2, sigma_range=0.2\n")
+    assert repr(layer).startswith("BilateralConv2d(\n  sigma_space=2, sigma_color=0.2\n")
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_16_bit_images(half: torch.dtype) -> None:
-    layer = BilateralConvolution2d(1, 2).to(DEVICE, half)
+    layer = BilateralConv2d(1, 2).to(DEVICE, half)
     output = layer(image(1, 4, 5).to(half))
     assert output.dtype == half
     assert output.isfinite().all()

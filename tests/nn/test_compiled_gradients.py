@@ -31,22 +31,26 @@ def function_of(call: Any) -> nn.Module:
     return module
 
 
-PYRAMID = ph.build_pyramid(3 * image(20, 2), levels=2)
+PYRAMID = ph.levels.build_pyramid(3 * image(20, 2), num_levels=2)
 FINE, COARSE = PYRAMID.levels
 ON_FINE, ON_COARSE = image(FINE.num_lattice_points, 2), image(COARSE.num_lattice_points, 2)
 
 # layer, inputs with gradients, other arguments; those of a group are compiled together, which takes less time
 CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]]] = {
     "images": {
-        "BilateralFilter": (ph.nn.BilateralFilter(2.0, 0.5, learn_sigma=True), (image(2, 5, 6),), ()),
-        "BilateralConvolution1d": (ph.nn.BilateralConvolution1d(1, 2, learn_scale=True), (image(2, 1, 9),), ()),
-        "BilateralConvolution2d": (ph.nn.BilateralConvolution2d(1, 2, learn_scale=True), (image(2, 1, 4, 5),), ()),
-        "BilateralConvolution3d": (ph.nn.BilateralConvolution3d(1, 2, learn_scale=True), (image(1, 1, 2, 3, 4),), ()),
+        "BilateralFilter": (
+            ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.5, learn_sigma=True),
+            (image(2, 5, 6),),
+            (),
+        ),
+        "BilateralConv1d": (ph.nn.BilateralConv1d(1, 2, learn_sigma=True), (image(2, 1, 9),), ()),
+        "BilateralConv2d": (ph.nn.BilateralConv2d(1, 2, learn_sigma=True), (image(2, 1, 4, 5),), ()),
+        "BilateralConv3d": (ph.nn.BilateralConv3d(1, 2, learn_sigma=True), (image(1, 1, 2, 3, 4),), ()),
     },
     "points": {
-        "GaussianFilter": (ph.nn.GaussianFilter(2, learn_scale=True), (image(20, 2), 3 * image(20, 2)), ()),
-        "PermutohedralConvolution": (
-            ph.nn.PermutohedralConvolution(2, 3, dimension=2, learn_scale=True),
+        "GaussianFilter": (ph.nn.GaussianFilter(2, learn_sigma=True), (image(20, 2), 3 * image(20, 2)), ()),
+        "PermutohedralConv": (
+            ph.nn.PermutohedralConv(2, 3, dimension=2, learn_sigma=True),
             (image(20, 2), 3 * image(20, 2)),
             (),
         ),
@@ -54,46 +58,57 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
         "DeformSlice": (ph.nn.DeformSlice(2, 2), (ON_FINE,), (FINE,)),
     },
     "levels": {
-        "LatticeConvolution": (ph.nn.LatticeConvolution(2, 3, 2), (ON_FINE,), (FINE,)),
+        "LatticeConv": (ph.nn.LatticeConv(2, 3, 2), (ON_FINE,), (FINE,)),
         "LatticeGroupNorm": (ph.nn.LatticeGroupNorm(1, 2), (ON_FINE,), (FINE, ph.nn.LatticeItems(FINE))),
         "LatticePool": (ph.nn.LatticePool(), (ON_FINE,), (PYRAMID, 0)),
-        "Coarsen": (ph.nn.Coarsen(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
-        "CoarsenLinear": (ph.nn.CoarsenLinear(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
-        "Refine": (ph.nn.Refine(2, 3, 2), (ON_COARSE,), (PYRAMID, 0)),
-        "RefineLinear": (ph.nn.RefineLinear(2, 3), (ON_COARSE,), (PYRAMID, 0)),
+        "Coarsen": (ph.nn.LatticeConvDown(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
+        "LatticeLinearDown": (ph.nn.LatticeLinearDown(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
+        "Refine": (ph.nn.LatticeConvUp(2, 3, 2), (ON_COARSE,), (PYRAMID, 0)),
+        "LatticeLinearUp": (ph.nn.LatticeLinearUp(2, 3), (ON_COARSE,), (PYRAMID, 0)),
     },
     "guides": {
         "DenseCRF": (
-            ph.nn.DenseCRF(3, (1.0, 2.0), 1.7, 4.0, 0.3, "matrix", steps=1, learn_sigma=True),
+            ph.nn.DenseCRF(
+                3,
+                kernel_weights=(1.0, 2.0),
+                spatial_sigma=1.7,
+                bilateral_sigma_space=4.0,
+                bilateral_sigma_color=0.3,
+                compatibility="matrix",
+                num_iterations=1,
+                learn_sigma=True,
+            ),
             (image(3, 5, 6), image(2, 5, 6)),
             (),
         ),
         "BilateralUpsample2d": (
-            ph.nn.BilateralUpsample2d(1, 1, sigma_range=0.5, learn_scale=True),
+            ph.nn.BilateralUpsample2d(1, 1, sigma_color=0.5, learn_sigma=True),
             (image(1, 1, 2, 3), image(1, 1, 6, 9)),
             (),
         ),
     },
     "solver": {
         "BilateralSolver": (
-            ph.nn.BilateralSolver(2.0, 0.4, 0.5, learn_sigma=True, iterations=1, tolerance=0.0),
+            ph.nn.BilateralSolver(
+                sigma_space=2.0, sigma_color=0.4, smoothness=0.5, learn_sigma=True, num_iterations=1, tolerance=0.0
+            ),
             (image(1, 5, 6), image(2, 5, 6)),
             (),
         ),
     },
     "bandwidths": {
         "position_features": (
-            function_of(lambda sigma: ph.position_features(5, 6, sigma, device=DEVICE, dtype=torch.float64)),
+            function_of(lambda sigma: ph.features.positions((5, 6), sigma, device=DEVICE, dtype=torch.float64)),
             (image(1),),
             (),
         ),
         "grid_features": (
-            function_of(lambda sigma: ph.grid_features((2, 3, 4), sigma, device=DEVICE, dtype=torch.float64)),
+            function_of(lambda sigma: ph.features.positions((2, 3, 4), sigma, device=DEVICE, dtype=torch.float64)),
             (image(3),),
             (),
         ),
-        "color_features": (function_of(ph.color_features), (image(2, 3, 4), image(2)), ()),
-        "bilateral_features": (function_of(ph.bilateral_features), (image(1, 5, 6), image(2), image(1)), ()),
+        "color_features": (function_of(ph.features.colors), (image(2, 3, 4), image(2)), ()),
+        "bilateral_features": (function_of(ph.features.bilateral), (image(1, 5, 6), image(2), image(1)), ()),
         "bilateral_filter": (function_of(ph.bilateral_filter), (image(1, 5, 6), 2 * image(1), image(1)), ()),
     },
 }
@@ -147,7 +162,7 @@ def test_compiled_gradients_match_eager(name: str) -> None:
 
 def test_batched_crf_compiles_with_dynamic_sizes() -> None:
     torch.compiler.reset()
-    layer = ph.nn.DenseCRF(3, sigma_range=0.1, steps=2).to(DEVICE, torch.float64)
+    layer = ph.nn.DenseCRF(3, bilateral_sigma_color=0.1, num_iterations=2).to(DEVICE, torch.float64)
     compiled = torch.compile(layer, dynamic=True, backend="aot_eager")
     for items in (2, 3):
         logits, guide = image(items, 3, 4, 5), image(items, 2, 4, 5)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
-from permutohedral.nn import PermutohedralConvolution
+from permutohedral.nn import PermutohedralConv
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -29,8 +29,8 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 @pytest.mark.parametrize(("in_channels", "out_channels", "groups"), [(2, 3, 1), (4, 6, 2)])
 def test_matches_oracle(in_channels: int, out_channels: int, groups: int, bias: bool, dtype: torch.dtype) -> None:
     """out = B W B^T v + bias."""
-    layer = PermutohedralConvolution(
-        in_channels, out_channels, 3, 1, groups, bias, normalization="none", device=DEVICE, dtype=dtype
+    layer = PermutohedralConv(
+        in_channels, out_channels, 3, 1, groups=groups, bias=bias, normalization="none", device=DEVICE, dtype=dtype
     )
     values, features = draw(20, in_channels, dtype=dtype), draw(20, 3, seed=1, dtype=dtype)
     arrays = to_numpy(values), to_numpy(features), to_numpy(layer.weight), to_numpy(features)
@@ -44,7 +44,7 @@ def test_matches_oracle(in_channels: int, out_channels: int, groups: int, bias: 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_calling_conventions_agree(normalization: Normalization) -> None:
     """Features, a lattice built before, keywords, other targets, and batches of all three kinds."""
-    layer = PermutohedralConvolution(2, 3, 2, normalization=normalization, device=DEVICE)
+    layer = PermutohedralConv(2, 3, 2, normalization=normalization, device=DEVICE)
     values, features, targets = draw(3, 10, 2), draw(3, 10, 2, seed=1), draw(3, 4, 2, seed=2) / 2
     together = layer(values, features, targets)
     assert together.shape == (3, 4, 3)
@@ -63,8 +63,8 @@ def test_calling_conventions_agree(normalization: Normalization) -> None:
 
 def test_layers_share_a_lattice() -> None:
     """The point of building it apart: nothing about the lattice belongs to the layer."""
-    first = PermutohedralConvolution(2, 4, 2, device=DEVICE)
-    second = PermutohedralConvolution(4, 3, 2, device=DEVICE)
+    first = PermutohedralConv(2, 4, 2, device=DEVICE)
+    second = PermutohedralConv(4, 3, 2, device=DEVICE)
     values, features = draw(20, 2), draw(20, 2, seed=1)
     lattice = ph.build_lattice(features)
     reused = second(first(values, lattice=lattice).relu(), lattice=lattice)
@@ -72,8 +72,8 @@ def test_layers_share_a_lattice() -> None:
 
 
 def test_scale_multiplies_features() -> None:
-    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
-    plain = PermutohedralConvolution(2, 3, 2, device=DEVICE)
+    layer = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE)
+    plain = PermutohedralConv(2, 3, 2, device=DEVICE)
     plain.load_state_dict({name: each for name, each in layer.state_dict().items() if name != "log_scale"})
     values, features, targets = draw(20, 2), draw(20, 2, seed=1), draw(5, 2, seed=2)
     assert layer.scale is not None
@@ -93,9 +93,7 @@ def test_scale_is_trained() -> None:
     features = to_tensor(np.random.default_rng(0).uniform(-4, 4, size=(400, 2)), torch.float32)
     values = torch.sin(features)
     teacher, student = (
-        PermutohedralConvolution(
-            2, 2, 2, 2, init="gaussian", normalization="homogeneous", learn_scale=True, device=DEVICE
-        )
+        PermutohedralConv(2, 2, 2, 2, init="gaussian", normalization="homogeneous", learn_sigma=True, device=DEVICE)
         for _ in range(2)
     )
     wanted = torch.tensor([1.6, 0.7], device=DEVICE).log()
@@ -115,28 +113,28 @@ def test_scale_is_trained() -> None:
 @pytest.mark.parametrize(("dimension", "size"), [(1, 1), (2, 2), (4, 1)])
 def test_kaiming_init_preserves_variance(dimension: int, size: int) -> None:
     """Of 64 x 64 filters: mean 0 and variance 1 / (taps x in_channels), within five standard errors."""
-    layer = PermutohedralConvolution(64, 64, dimension, size, device=DEVICE)
+    layer = PermutohedralConv(64, 64, dimension, size, device=DEVICE)
     weight, fan_in = to_numpy(layer.weight), layer.neighborhood.filter_size * 64
     assert abs(weight.mean()) < 5 / math.sqrt(fan_in * weight.size)
     assert abs(weight.var() * fan_in - 1) < 5 * math.sqrt(2 / weight.size)
     assert layer.bias is not None
     assert layer.bias.abs().max() <= 1 / math.sqrt(fan_in)
-    grouped = PermutohedralConvolution(64, 64, dimension, size, groups=16, device=DEVICE)
+    grouped = PermutohedralConv(64, 64, dimension, size, groups=16, device=DEVICE)
     weight, fan_in = to_numpy(grouped.weight), grouped.neighborhood.filter_size * 4
     assert abs(weight.var() * fan_in - 1) < 5 * math.sqrt(2 / weight.size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gaussian_init_matches_gaussian_filter(groups: int) -> None:
-    layer = PermutohedralConvolution(
-        4, 4, 2, 2, groups, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
+    layer = PermutohedralConv(
+        4, 4, 2, 2, groups=groups, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
     )
     values, features = draw(20, 4, dtype=torch.float64), draw(20, 2, seed=1, dtype=torch.float64)
     assert_close(layer(values, features), ph.gaussian_filter(values, features, method="dense"))
 
 
 def test_gaussian_init_with_other_widths_filters_the_mean() -> None:
-    layer = PermutohedralConvolution(
+    layer = PermutohedralConv(
         4, 6, 2, 2, groups=2, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
     )
     values, features = draw(20, 4, dtype=torch.float64), draw(20, 2, seed=1, dtype=torch.float64)
@@ -145,7 +143,7 @@ def test_gaussian_init_with_other_widths_filters_the_mean() -> None:
 
 
 def test_reset_parameters_redraws() -> None:
-    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    layer = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE)
     before = layer.weight.clone()
     with torch.no_grad():
         assert layer.log_scale is not None
@@ -159,7 +157,7 @@ def test_state_dict_and_copies() -> None:
     if DEVICE.type == "cuda":
         # copies give the same bits where a layer gives its own again
         torch.use_deterministic_algorithms(True, warn_only=True)
-    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    layer = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE)
     assert {name: tuple(each.shape) for name, each in layer.state_dict().items()} == {
         "weight": (7, 2, 3),
         "bias": (3,),
@@ -167,7 +165,7 @@ def test_state_dict_and_copies() -> None:
     }
     values, features = draw(20, 2), draw(20, 2, seed=1)
     expected = layer(values, features)
-    twin = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    twin = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE)
     assert (twin(values, features) != expected).any()
     twin.load_state_dict(layer.state_dict())
     buffer = io.BytesIO()
@@ -182,22 +180,24 @@ def test_state_dict_and_copies() -> None:
     ("layer", "text"),
     [
         (
-            PermutohedralConvolution(3, 8, 2),
-            "PermutohedralConvolution(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')",
+            PermutohedralConv(3, 8, 2),
+            "PermutohedralConv(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')",
         ),
         (
-            PermutohedralConvolution(4, 8, 1, 2, 2, False, "gaussian", "none", True),
-            "PermutohedralConvolution(4, 8, dimension=1, neighborhood_size=2, filter_size=5, groups=2, bias=False, "
-            "normalization='none', learn_scale=True)",
+            PermutohedralConv(
+                4, 8, 1, 2, groups=2, bias=False, init="gaussian", normalization="none", learn_sigma=True
+            ),
+            "PermutohedralConv(4, 8, dimension=1, neighborhood_size=2, filter_size=5, groups=2, bias=False, "
+            "normalization='none', learn_sigma=True)",
         ),
     ],
 )
-def test_repr(layer: PermutohedralConvolution, text: str) -> None:
+def test_repr(layer: PermutohedralConv, text: str) -> None:
     assert repr(layer) == text
 
 
 def test_conversion_to_double_and_back() -> None:
-    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    layer = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE)
     values, features = draw(20, 2), draw(20, 2, seed=1)
     expected = layer(values, features)
     actual = layer.double()(values.double(), features.double())
@@ -207,7 +207,7 @@ def test_conversion_to_double_and_back() -> None:
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_16_bit_layer_takes_float32_features(half: torch.dtype) -> None:
-    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE).to(half)
+    layer = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE).to(half)
     output = layer(draw(20, 2).to(half), draw(20, 2, seed=1))
     assert output.dtype == half
     assert output.isfinite().all()
@@ -217,7 +217,7 @@ def test_16_bit_layer_takes_float32_features(half: torch.dtype) -> None:
 
 def test_meta_layers_can_be_materialized() -> None:
     with torch.device("meta"):
-        layer = PermutohedralConvolution(2, 3, 2, learn_scale=True)
+        layer = PermutohedralConv(2, 3, 2, learn_sigma=True)
     assert layer.weight.device.type == "meta"
     layer.to_empty(device=DEVICE)
     layer.reset_parameters()
@@ -227,11 +227,11 @@ def test_meta_layers_can_be_materialized() -> None:
 def test_training_recovers_a_filter() -> None:
     """A layer fits the output of another one that has the same shape: the loss goes to zero."""
     values, features = draw(100, 2), 2 * draw(100, 2, seed=1)
-    teacher = PermutohedralConvolution(2, 2, 2, normalization="none", device=DEVICE)
+    teacher = PermutohedralConv(2, 2, 2, normalization="none", device=DEVICE)
     lattice = ph.build_lattice(features)
     with torch.no_grad():
         wanted = teacher(values, lattice=lattice)
-    student = PermutohedralConvolution(2, 2, 2, normalization="none", device=DEVICE)
+    student = PermutohedralConv(2, 2, 2, normalization="none", device=DEVICE)
     optimizer = torch.optim.LBFGS(student.parameters(), max_iter=60, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:

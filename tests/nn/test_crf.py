@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 
 def layer(labels: int = 3, dtype: torch.dtype | None = torch.float64, **options: Any) -> DenseCRF:
-    given = {"sigma_space": 1.7, "sigma_bilateral": 4.0, "sigma_range": 0.3, "steps": 2, "weights": (1.0, 2.0)}
+    given = {"sigma_space": 1.7, "sigma_bilateral": 4.0, "sigma_color": 0.3, "steps": 2, "weights": (1.0, 2.0)}
     return DenseCRF(labels, device=DEVICE, dtype=dtype, **{**given, **options})
 
 
@@ -36,10 +36,10 @@ def test_matches_mean_field(compatibility: Any, leading: tuple[int, ...]) -> Non
     ones, eye = torch.ones(3, device=DEVICE).double(), torch.eye(3, device=DEVICE).double()
     costs: Any = {"potts": 1.0, "diagonal": -ones, "matrix": 1 - eye}[compatibility]
     kernels = [
-        ph.crf.spatial_kernel((6, 5), 1.7, costs, device=DEVICE, dtype=torch.float64),
-        ph.crf.bilateral_kernel(guide, 4.0, 0.3, 2 * costs),
+        ph.crf.spatial_kernel((6, 5), 1.7, compatibility=costs, device=DEVICE, dtype=torch.float64),
+        ph.crf.bilateral_kernel(guide, sigma_space=4.0, sigma_color=0.3, compatibility=2 * costs),
     ]
-    expected = ph.crf.mean_field(-logits, kernels, 2)
+    expected = ph.crf.mean_field(-logits, kernels, num_iterations=2)
     assert_close(made(logits, guide).exp(), expected)
     with torch.no_grad():
         assert_close(made(logits, guide).exp(), expected)
@@ -76,13 +76,19 @@ def test_fused_gradients_match_unfused(labels: int) -> None:
     def run(energies: Tensor, start: Tensor, weight: Tensor, costs: Tensor) -> Tensor:
         kernels = [
             ph.crf.Kernel(spatial, weight, "none", space=(4, 3)),
-            ph.crf.bilateral_kernel(guide, 4.0, 0.3, costs if labels > 2 else weight, "after"),
+            ph.crf.bilateral_kernel(
+                guide,
+                sigma_space=4.0,
+                sigma_color=0.3,
+                compatibility=costs if labels > 2 else weight,
+                normalization="after",
+            ),
         ]
-        return ph.crf.mean_field(energies, kernels, 2, start=start.softmax(dim=1), logarithms=True)
+        return ph.crf.mean_field(energies, kernels, num_iterations=2, start=start.softmax(dim=1), logarithms=True)
 
     wanted = torch.randn_like(energies)
     found = torch.autograd.grad(run(*inputs), inputs, wanted, allow_unused=True)
-    with ph.use_backend("reference"):
+    with ph.backends.use("reference"):
         expected = torch.autograd.grad(run(*inputs), inputs, wanted, allow_unused=True)
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
@@ -164,17 +170,25 @@ def zeros(*shape: int) -> Tensor:
 
 
 ERRORS: dict[str, ErrorCase] = {
-    "labels": (lambda: layer(0), ph.InputError, "labels"),
-    "sigma": (lambda: layer(sigma_range=0.0), ph.InputError, "sigma_range must be positive"),
-    "sigma_text": (lambda: layer(sigma_bilateral="wide"), ph.InputError, "sigma_bilateral must be one number, got"),
-    "weights": (lambda: layer(weights=(1.0,)), ph.InputError, "two numbers"),
-    "one_weight": (lambda: layer(weights=3.0), ph.InputError, "weights must be two numbers.*got 3.0"),
-    "guide_bytes": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).byte()), ph.InputError, "guide must be floating"),
-    "compatibility": (lambda: layer(compatibility="full"), ph.InputError, "'potts'"),
-    "logits": (lambda: layer()(zeros(2, 4, 5), zeros(3, 4, 5)), ph.InputError, r"\[3, \*space\]"),
-    "axes": (lambda: layer()(zeros(3, 4), zeros(3, 4, 5)), ph.InputError, "2 axes"),
-    "guide": (lambda: layer()(zeros(3, 4, 5), zeros(4, 5)), ph.InputError, "guide must be"),
-    "space": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 6)), ph.InputError, "energies must be"),
+    "labels": (lambda: layer(0), ph.errors.InputError, "labels"),
+    "sigma": (lambda: layer(sigma_color=0.0), ph.errors.InputError, "sigma_color must be positive"),
+    "sigma_text": (
+        lambda: layer(sigma_bilateral="wide"),
+        ph.errors.InputError,
+        "sigma_bilateral must be one number, got",
+    ),
+    "weights": (lambda: layer(weights=(1.0,)), ph.errors.InputError, "two numbers"),
+    "one_weight": (lambda: layer(weights=3.0), ph.errors.InputError, "weights must be two numbers.*got 3.0"),
+    "guide_bytes": (
+        lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).byte()),
+        ph.errors.InputError,
+        "guide must be floating",
+    ),
+    "compatibility": (lambda: layer(compatibility="full"), ph.errors.InputError, "'potts'"),
+    "logits": (lambda: layer()(zeros(2, 4, 5), zeros(3, 4, 5)), ph.errors.InputError, r"\[3, \*space\]"),
+    "axes": (lambda: layer()(zeros(3, 4), zeros(3, 4, 5)), ph.errors.InputError, "2 axes"),
+    "guide": (lambda: layer()(zeros(3, 4, 5), zeros(4, 5)), ph.errors.InputError, "guide must be"),
+    "space": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 6)), ph.errors.InputError, "energies must be"),
 }
 
 

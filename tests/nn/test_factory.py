@@ -16,39 +16,42 @@ FEATURES = 3 * torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dty
 IMAGE = FEATURES.reshape(1, 4, 6)
 
 
-def on_level(pyramid: ph.LatticePyramid, level: int) -> Tensor:
+def on_level(pyramid: ph.levels.LatticePyramid, level: int) -> Tensor:
     return draw(pyramid.levels[level].num_lattice_points, 2)
 
 
 # how a layer is made, and its other arguments; the values come first. Those on a pyramid follow from it.
-LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.LatticePyramid], tuple[Any, ...]]]] = {
-    "BilateralConvolution1d": (
-        lambda **options: ph.nn.BilateralConvolution1d(1, 2, **options),
+LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyramid], tuple[Any, ...]]]] = {
+    "BilateralConv1d": (
+        lambda **options: ph.nn.BilateralConv1d(1, 2, **options),
         lambda _: (IMAGE.flatten(1),),
     ),
-    "BilateralConvolution2d": (
-        lambda **options: ph.nn.BilateralConvolution2d(1, 2, learn_scale=True, **options),
+    "BilateralConv2d": (
+        lambda **options: ph.nn.BilateralConv2d(1, 2, learn_sigma=True, **options),
         lambda _: (IMAGE,),
     ),
-    "BilateralConvolution3d": (
-        lambda **options: ph.nn.BilateralConvolution3d(1, 2, init="gaussian", **options),
+    "BilateralConv3d": (
+        lambda **options: ph.nn.BilateralConv3d(1, 2, init="gaussian", **options),
         lambda _: (IMAGE[None],),
     ),
-    "BilateralFilter": (lambda **options: ph.nn.BilateralFilter(2.0, 0.5, **options), lambda _: (IMAGE,)),
+    "BilateralFilter": (
+        lambda **options: ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.5, **options),
+        lambda _: (IMAGE,),
+    ),
     "DenseCRF": (
         lambda **options: ph.nn.DenseCRF(2, compatibility="matrix", **options),
         lambda _: (torch.cat([IMAGE, 1 - IMAGE]), IMAGE),
     ),
     "GaussianFilter": (
-        lambda **options: ph.nn.GaussianFilter(2, learn_scale=True, **options),
+        lambda **options: ph.nn.GaussianFilter(2, learn_sigma=True, **options),
         lambda _: (draw(12, 2), FEATURES),
     ),
-    "PermutohedralConvolution": (
-        lambda **options: ph.nn.PermutohedralConvolution(2, 3, 2, **options),
+    "PermutohedralConv": (
+        lambda **options: ph.nn.PermutohedralConv(2, 3, 2, **options),
         lambda pyramid: (draw(12, 2), None, None, pyramid.levels[0]),
     ),
-    "LatticeConvolution": (
-        lambda **options: ph.nn.LatticeConvolution(2, 3, 2, **options),
+    "LatticeConv": (
+        lambda **options: ph.nn.LatticeConv(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 0), pyramid.levels[0]),
     ),
     "LatticeGroupNorm": (
@@ -56,19 +59,19 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.LatticePyramid], 
         lambda pyramid: (on_level(pyramid, 0), pyramid.levels[0]),
     ),
     "Coarsen": (
-        lambda **options: ph.nn.Coarsen(2, 3, 2, **options),
+        lambda **options: ph.nn.LatticeConvDown(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 0), pyramid, 0),
     ),
-    "CoarsenLinear": (
-        lambda **options: ph.nn.CoarsenLinear(2, 3, 2, **options),
+    "LatticeLinearDown": (
+        lambda **options: ph.nn.LatticeLinearDown(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 0), pyramid, 0),
     ),
     "Refine": (
-        lambda **options: ph.nn.Refine(2, 3, 2, **options),
+        lambda **options: ph.nn.LatticeConvUp(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 1), pyramid, 0),
     ),
-    "RefineLinear": (
-        lambda **options: ph.nn.RefineLinear(2, 3, **options),
+    "LatticeLinearUp": (
+        lambda **options: ph.nn.LatticeLinearUp(2, 3, **options),
         lambda pyramid: (on_level(pyramid, 1), pyramid, 0),
     ),
     "PointSplat": (
@@ -91,7 +94,7 @@ def test_layers_take_device_and_dtype(name: str) -> None:
     tensors = list(layer.parameters())
     assert tensors
     assert {(each.device.type, each.dtype) for each in tensors} == {(DEVICE.type, torch.float64)}
-    assert layer(*arguments(ph.build_pyramid(FEATURES, levels=2))).dtype == torch.float64
+    assert layer(*arguments(ph.levels.build_pyramid(FEATURES, num_levels=2))).dtype == torch.float64
 
 
 @pytest.mark.usefixtures("backend")
@@ -101,7 +104,7 @@ def test_trains_after_inference_mode(name: str) -> None:
     make, arguments = LAYERS[name]
     layer = make(device=DEVICE, dtype=torch.float64)
     with torch.inference_mode():
-        pyramid = ph.build_pyramid(FEATURES, levels=2).to(DEVICE)
+        pyramid = ph.levels.build_pyramid(FEATURES, num_levels=2).to(DEVICE)
         values, *others = arguments(pyramid)
         others += [ph.nn.LatticeItems(pyramid.levels[0])] if name == "LatticeGroupNorm" else []
         inferred = layer(values, *others)
@@ -116,7 +119,7 @@ def test_trains_after_inference_mode(name: str) -> None:
 def test_crf_trains_on_lattices_built_in_inference_mode() -> None:
     make, arguments = LAYERS["DenseCRF"]
     layer = make(device=DEVICE, dtype=torch.float64)
-    logits, guide = arguments(ph.build_pyramid(FEATURES, levels=1))
+    logits, guide = arguments(ph.levels.build_pyramid(FEATURES, num_levels=1))
     with torch.inference_mode():
         lattices = layer.build_lattices(guide)  # type: ignore[operator]
     layer(logits.requires_grad_(), guide, lattices).square().sum().backward()

@@ -23,12 +23,12 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize(("method", "halo"), [("separable", 0), ("separable", 1), ("dense", 0)])
+@pytest.mark.parametrize(("method", "halo"), [("lattice", 0), ("lattice", 1), ("dense", 0)])
 def test_matches_gaussian_filter(normalization: Normalization, method: GaussianMethod, halo: int) -> None:
-    layer = GaussianFilter(2, normalization, method, halo)
+    layer = GaussianFilter(2, normalization=normalization, method=method, halo=halo)
     values, features, targets = draw(2, 20, 3), draw(2, 20, 2, seed=1), draw(2, 6, 2, seed=2)
     actual = layer(values, features, targets)
-    expected = ph.gaussian_filter(values, features, targets, normalization, method, halo)
+    expected = ph.gaussian_filter(values, features, targets, normalization=normalization, method=method, halo=halo)
     assert_close(actual, expected)
     # a GPU adds in any order
     assert DEVICE.type != "cpu" or torch.equal(actual, expected)
@@ -36,7 +36,7 @@ def test_matches_gaussian_filter(normalization: Normalization, method: GaussianM
 
 
 def test_scale_multiplies_features() -> None:
-    layer = GaussianFilter(2, learn_scale=True).to(DEVICE)
+    layer = GaussianFilter(2, learn_sigma=True).to(DEVICE)
     values, features, targets = draw(20, 3), draw(20, 2, seed=1), draw(6, 2, seed=2)
     assert_close(layer(values, features, targets), ph.gaussian_filter(values, features, targets))
     assert layer.log_scale is not None
@@ -53,5 +53,5 @@ def test_scale_multiplies_features() -> None:
 
 def test_repr() -> None:
     assert repr(GaussianFilter(3)) == "GaussianFilter(dimension=3, normalization='homogeneous', method='separable')"
-    full = repr(GaussianFilter(3, "none", "dense", halo=2, learn_scale=True))
-    assert full == "GaussianFilter(dimension=3, normalization='none', method='dense', halo=2, learn_scale=True)"
+    full = repr(GaussianFilter(3, normalization="none", method="dense", halo=2, learn_sigma=True))
+    assert full == "GaussianFilter(dimension=3, normalization='none', method='dense', halo=2, learn_sigma=True)"

@@ -18,10 +18,10 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("mix", [False, True])
 def test_upsampling_starts_as_dense_gaussian(mix: bool) -> None:
     coarse, guide = maps(2, 2, 3, 4), maps(2, 1, 9, 12, seed=1)
-    layer = ph.nn.BilateralUpsample2d(2, 1, 2, mix, 1.0, 2.0).to(DEVICE)
-    lattice_free = ph.Upsampler(guide[0], (3, 4), 3.0, 2.0)
+    layer = ph.nn.BilateralUpsample2d(2, 1, neighborhood_size=2, mix=mix, sigma_space=1.0, sigma_color=2.0).to(DEVICE)
+    lattice_free = ph.guided.Upsampler(guide[0], (3, 4), sigma_space=3.0, sigma_color=2.0)
     lattice = lattice_free._joint.lattice
-    features = ph.bilateral_features(guide[0], 3.0, 2.0)
+    features = ph.features.bilateral(guide[0], sigma_space=3.0, sigma_color=2.0)
     assert lattice.target.num_points == len(features)
     found = layer(coarse, guide)
     assert_close(layer(coarse[0], guide[0]), found[0])
@@ -32,7 +32,7 @@ def test_upsampling_starts_as_dense_gaussian(mix: bool) -> None:
 
 def test_upsampling_learns() -> None:
     guide, coarse = maps(1, 1, 12, 12), maps(1, 1, 4, 4, seed=1)
-    layer = ph.nn.BilateralUpsample2d(1, 1, mix=True, sigma_range=0.5).to(DEVICE)
+    layer = ph.nn.BilateralUpsample2d(1, 1, mix=True, sigma_color=0.5).to(DEVICE)
     fine = 2 * layer(coarse, guide).detach()
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     losses = []
@@ -47,9 +47,12 @@ def test_upsampling_learns() -> None:
 
 def test_solver_matches_function_with_gradients() -> None:
     target, guide = maps(1, 6, 8), maps(2, 6, 8, seed=1)
-    layer = ph.nn.BilateralSolver(2.0, 0.4, 0.5, learn_sigma=True).to(DEVICE)
+    layer = ph.nn.BilateralSolver(sigma_space=2.0, sigma_color=0.4, smoothness=0.5, learn_sigma=True).to(DEVICE)
     found = layer(target, guide)
-    assert_close(found.detach(), ph.bilateral_solver(target, guide, None, 0.5, 2.0, 0.4))
+    assert_close(
+        found.detach(),
+        ph.bilateral_solver(target, guide, sample_weight=None, smoothness=0.5, sigma_space=2.0, sigma_color=0.4),
+    )
     found.square().sum().backward()
     for parameter in layer.parameters():
         assert parameter.grad is not None
@@ -58,9 +61,9 @@ def test_solver_matches_function_with_gradients() -> None:
 
 def test_rejects_mismatched_arguments() -> None:
     layer = ph.nn.BilateralUpsample2d(3, 1)
-    with pytest.raises(ph.InputError, match="3 channels"):
+    with pytest.raises(ph.errors.InputError, match="3 channels"):
         layer(torch.zeros(1, 2, 2, 2), torch.zeros(1, 1, 4, 4))
-    with pytest.raises(ph.InputError, match="sigma_space"):
+    with pytest.raises(ph.errors.InputError, match="sigma_space"):
         ph.nn.BilateralUpsample2d(3, 1, sigma_space=0.0)
-    with pytest.raises(ph.InputError, match="smoothness"):
+    with pytest.raises(ph.errors.InputError, match="smoothness"):
         ph.nn.BilateralSolver(smoothness=-1.0)

@@ -13,7 +13,7 @@ import permutohedral as ph
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-InputError = ph.InputError
+InputError = ph.errors.InputError
 
 
 def zeros(*shape: int) -> Tensor:
@@ -24,18 +24,18 @@ def lattice_of(*shape: int, neighborhood_size: int = 1) -> ph.Lattice:
     return ph.build_lattice(zeros(*shape), neighborhood_size=neighborhood_size)
 
 
-def layer(**options: Any) -> ph.nn.PermutohedralConvolution:
-    return ph.nn.PermutohedralConvolution(2, 3, 2, device=DEVICE, **options)
+def layer(**options: Any) -> ph.nn.PermutohedralConv:
+    return ph.nn.PermutohedralConv(2, 3, 2, device=DEVICE, **options)
 
 
 LAYERS: dict[str, ErrorCase] = {
-    "no_channels": (lambda: ph.nn.PermutohedralConvolution(0, 1, 2), InputError, "in_channels.*at least 1, got 0"),
-    "groups_in": (lambda: ph.nn.PermutohedralConvolution(3, 4, 2, groups=2), InputError, "in_channels.*divisible"),
-    "groups_out": (lambda: ph.nn.PermutohedralConvolution(4, 3, 2, groups=2), InputError, "out_channels.*divisible"),
-    "no_groups": (lambda: ph.nn.PermutohedralConvolution(4, 4, 2, groups=0), InputError, "groups.*at least 1, got 0"),
-    "init": (lambda: ph.nn.PermutohedralConvolution(1, 1, 2, init="zeros"), InputError, "'kaiming' or 'gaussian'"),  # type: ignore[arg-type]
+    "no_channels": (lambda: ph.nn.PermutohedralConv(0, 1, 2), InputError, "in_channels.*at least 1, got 0"),
+    "groups_in": (lambda: ph.nn.PermutohedralConv(3, 4, 2, groups=2), InputError, "in_channels.*divisible"),
+    "groups_out": (lambda: ph.nn.PermutohedralConv(4, 3, 2, groups=2), InputError, "out_channels.*divisible"),
+    "no_groups": (lambda: ph.nn.PermutohedralConv(4, 4, 2, groups=0), InputError, "groups.*at least 1, got 0"),
+    "init": (lambda: ph.nn.PermutohedralConv(1, 1, 2, init="zeros"), InputError, "'kaiming' or 'gaussian'"),  # type: ignore[arg-type]
     "normalization": (
-        lambda: ph.nn.PermutohedralConvolution(1, 1, 2, normalization="l2"),  # type: ignore[arg-type]
+        lambda: ph.nn.PermutohedralConv(1, 1, 2, normalization="l2"),  # type: ignore[arg-type]
         InputError,
         "'none', 'homogeneous'",
     ),
@@ -55,7 +55,7 @@ LAYERS: dict[str, ErrorCase] = {
         "dimension 2 and neighborhood_size 1, got 3 and 1",
     ),
     "lattice_with_learned_scale": (
-        lambda: layer(learn_scale=True)(zeros(5, 2), lattice=lattice_of(5, 2)),
+        lambda: layer(learn_sigma=True)(zeros(5, 2), lattice=lattice_of(5, 2)),
         InputError,
         "pass features, not a lattice",
     ),
@@ -66,7 +66,7 @@ LAYERS: dict[str, ErrorCase] = {
     ),
     "lattice_channels": (
         # not as two groups
-        lambda: ph.nn.LatticeConvolution(2, 4, 2, device=DEVICE)(zeros(3, 4), lattice_of(5, 2)),
+        lambda: ph.nn.LatticeConv(2, 4, 2, device=DEVICE)(zeros(3, 4), lattice_of(5, 2)),
         InputError,
         r"takes 2 channels.*\(3, 4\)",
     ),
@@ -100,53 +100,57 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         r"the \[5, 2\] that the lattice was built from.*\(4, 2\)",
     ),
-    "image_rank": (lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(4, 5)), InputError, r"image must be \[batch, 1,"),
+    "image_rank": (lambda: ph.nn.BilateralConv2d(1, 1)(zeros(4, 5)), InputError, r"image must be \[batch, 1,"),
     "image_channels": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(3, 4, 5)),
+        lambda: ph.nn.BilateralConv2d(1, 1)(zeros(3, 4, 5)),
         InputError,
         r"image must be.* \[1, height, width\], got \(3, 4, 5\)",
     ),
     "image_of_integers": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(1, 4, 5).byte()),
+        lambda: ph.nn.BilateralConv2d(1, 1)(zeros(1, 4, 5).byte()),
         InputError,
         "image must be floating, got torch.uint8",
     ),
     "image_without_guide": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5)),
+        lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(1, 4, 5)),
         InputError,
         "guide is missing.*guide_channels=1",
     ),
     "guide_size": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 5, 4)),
+        lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 5, 4)),
         InputError,
         "guide and image must have one height and width",
     ),
     "guide_batch": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(3, 1, 4, 5)),
+        lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(3, 1, 4, 5)),
         InputError,
         "guide must have the batch axes of the image",
     ),
     "guide_without_batch": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(1, 4, 5)),
+        lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(1, 4, 5)),
         InputError,
         "guide and image must have one batch",
     ),
     "undeclared_guide": (
-        lambda: ph.nn.BilateralConvolution2d(3, 1)(zeros(3, 4, 5), zeros(1, 4, 5)),
+        lambda: ph.nn.BilateralConv2d(3, 1)(zeros(3, 4, 5), zeros(1, 4, 5)),
         InputError,
         r"guide must have 3 channels.*guide_channels=1",
     ),
     "guide_dtype": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 4, 5).double()),
+        lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 4, 5).double()),
         InputError,
         r"guide is torch.float64.* image torch.float32.*guide.to\(image\)",
     ),
     "weights_of_a_row": (
-        lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(1, 4, 5), weights=zeros(5)),
+        lambda: ph.nn.BilateralConv2d(1, 1)(zeros(1, 4, 5), weights=zeros(5)),
         InputError,
         r"weights must be \[4, 5\].*got \[5\]",
     ),
-    "sigma": (lambda: ph.nn.BilateralFilter(-1.0, 1.0), InputError, "sigma_space must be positive.*-1"),
+    "sigma": (
+        lambda: ph.nn.BilateralFilter(sigma_space=-1.0, sigma_color=1.0),
+        InputError,
+        "sigma_space must be positive.*-1",
+    ),
 }
 
 

@@ -15,26 +15,26 @@ import permutohedral as ph
 from permutohedral.nn.group_norm import LatticeItems
 
 
-def pyramid_of(points: int = 9) -> ph.LatticePyramid:
-    return ph.build_pyramid(draw(points, 2, scale=2.0), 2)
+def pyramid_of(points: int = 9) -> ph.levels.LatticePyramid:
+    return ph.levels.build_pyramid(draw(points, 2, scale=2.0), 2)
 
 
 def layers() -> dict[str, tuple[nn.Module, int]]:
     """Each layer with the level of its input."""
     kind: dict[str, Any] = {"dimension": 2, "dtype": torch.float64, "device": DEVICE}
     return {
-        "convolution": (ph.nn.LatticeConvolution(2, 3, **kind), 0),
-        "coarsen": (ph.nn.Coarsen(2, 3, **kind), 0),
-        "refine": (ph.nn.Refine(2, 3, **kind), 1),
-        "coarsen linear": (ph.nn.CoarsenLinear(2, 3, dimension=2).to(DEVICE, torch.float64), 0),
-        "refine linear": (ph.nn.RefineLinear(2, 3).to(DEVICE, torch.float64), 1),
+        "convolution": (ph.nn.LatticeConv(2, 3, **kind), 0),
+        "coarsen": (ph.nn.LatticeConvDown(2, 3, **kind), 0),
+        "refine": (ph.nn.LatticeConvUp(2, 3, **kind), 1),
+        "coarsen linear": (ph.nn.LatticeLinearDown(2, 3, dimension=2).to(DEVICE, torch.float64), 0),
+        "refine linear": (ph.nn.LatticeLinearUp(2, 3).to(DEVICE, torch.float64), 1),
         "pool": (ph.nn.LatticePool(), 0),
         "norm": (ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64, device=DEVICE), 0),
         "slice": (ph.nn.DeformSlice(2, **kind), 0),
     }
 
 
-def arguments_of(name: str, pyramid: ph.LatticePyramid) -> tuple[object, ...]:
+def arguments_of(name: str, pyramid: ph.levels.LatticePyramid) -> tuple[object, ...]:
     return (pyramid.levels[0],) if name in ("convolution", "norm", "slice") else (pyramid, 0)
 
 
@@ -95,7 +95,7 @@ def test_deform_slice_starts_as_slice() -> None:
 def test_autocast(name: str) -> None:
     layer, level = layers()[name]
     layer = layer.float()
-    pyramid = ph.build_pyramid(draw(9, 2, scale=2.0).float(), 2)
+    pyramid = ph.levels.build_pyramid(draw(9, 2, scale=2.0).float(), 2)
     values = draw(pyramid.levels[level].num_lattice_points, 2).float().requires_grad_()
     expected = layer(values, *arguments_of(name, pyramid))
     with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -110,8 +110,8 @@ def test_autocast(name: str) -> None:
 def test_linear_layers_preserve_constants() -> None:
     """Where no lattice point is missing, with channels that are not mixed."""
     grid = torch.cartesian_prod(*[torch.arange(9.0)] * 2).to(DEVICE)
-    pyramid = ph.build_pyramid(grid, 2)
-    down, up = ph.nn.CoarsenLinear(1, 1, dimension=2).to(DEVICE), ph.nn.RefineLinear(1, 1).to(DEVICE)
+    pyramid = ph.levels.build_pyramid(grid, 2)
+    down, up = ph.nn.LatticeLinearDown(1, 1, dimension=2).to(DEVICE), ph.nn.LatticeLinearUp(1, 1).to(DEVICE)
     for layer in (down, up):
         torch.nn.init.ones_(layer.mix.weight)
         torch.nn.init.constant_(layer.mix.bias, 2.0)
@@ -123,23 +123,23 @@ def test_linear_layers_preserve_constants() -> None:
 
 
 def test_the_bias_is_added() -> None:
-    layer = ph.nn.LatticeConvolution(2, 3, dimension=2, dtype=torch.float64, device=DEVICE)
+    layer = ph.nn.LatticeConv(2, 3, dimension=2, dtype=torch.float64, device=DEVICE)
     lattice = pyramid_of().levels[0]
     values = draw(lattice.num_lattice_points, 2)
     assert layer.bias is not None
     assert_close(layer(values, lattice), ph.convolve(values, layer.weight, lattice) + layer.bias)
 
 
-@pytest.mark.parametrize("kind", [ph.nn.LatticeConvolution, ph.nn.Coarsen, ph.nn.Refine])
+@pytest.mark.parametrize("kind", [ph.nn.LatticeConv, ph.nn.LatticeConvDown, ph.nn.LatticeConvUp])
 def test_weights_preserve_the_variance(kind: type) -> None:
     """On points without holes, of values without correlation."""
     torch.manual_seed(0)
     grid = torch.cartesian_prod(*[torch.arange(24.0)] * 3).to(DEVICE)
-    pyramid = ph.build_pyramid(grid, 2)
+    pyramid = ph.levels.build_pyramid(grid, 2)
     layer = kind(16, 16, dimension=3, bias=False, device=DEVICE)
-    level = int(kind is ph.nn.Refine)
+    level = int(kind is ph.nn.LatticeConvUp)
     values = torch.randn(pyramid.levels[level].num_lattice_points, 16, device=DEVICE)
-    where = (pyramid.levels[0],) if kind is ph.nn.LatticeConvolution else (pyramid, 0)
+    where = (pyramid.levels[0],) if kind is ph.nn.LatticeConv else (pyramid, 0)
     assert 0.7 < float(layer(values, *where).detach().std()) < 1.2
 
 
@@ -187,9 +187,9 @@ def test_point_splat_takes_the_maximum() -> None:
 def test_point_splat_rejects_batches_and_targets() -> None:
     features = draw(2, 7, 2)
     layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
-    with pytest.raises(ph.InputError, match="flat points"):
+    with pytest.raises(ph.errors.InputError, match="flat points"):
         layer(draw(2, 7, 3), features, ph.build_lattice(features))
-    with pytest.raises(ph.InputError, match="flat points"):
+    with pytest.raises(ph.errors.InputError, match="flat points"):
         layer(draw(6, 3), features[0], ph.build_lattice(features[0]))
 
 
@@ -204,7 +204,7 @@ def test_deform_slice_reaches_beyond_the_simplex() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 2.0, -1])
 def test_rejects_wrong_channels(wrong: object) -> None:
-    with pytest.raises(ph.InputError, match="in_channels must be a whole number"):
-        ph.nn.Coarsen(wrong, 3, dimension=2)  # type: ignore[arg-type]
-    with pytest.raises(ph.InputError, match="num_groups must divide"):
+    with pytest.raises(ph.errors.InputError, match="in_channels must be a whole number"):
+        ph.nn.LatticeConvDown(wrong, 3, dimension=2)  # type: ignore[arg-type]
+    with pytest.raises(ph.errors.InputError, match="num_groups must divide"):
         ph.nn.LatticeGroupNorm(3, 4)

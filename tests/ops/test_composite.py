@@ -23,7 +23,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 
 def path_of(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """The line of `explain_call` about one of the filters."""
-    lines = ph.explain_call(function, *arguments, **options).splitlines()
+    lines = ph.backends.explain_call(function, *arguments, **options).splitlines()
     (line,) = (line for line in lines if line.startswith(f"{name}: "))
     return line.removeprefix(f"{name}: ")
 
@@ -35,7 +35,7 @@ def is_fused_by(backend: str) -> bool:
 @pytest.fixture
 def layer() -> nn.Module:
     torch.manual_seed(0)
-    return ph.nn.PermutohedralConvolution(3, 4, dimension=2).to(DEVICE)
+    return ph.nn.PermutohedralConv(3, 4, dimension=2).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -53,9 +53,9 @@ def test_autocast_takes_the_fused_path(dtype: torch.dtype, layer: nn.Module, bac
 def test_autocast_equals_cast_tensors(normalization: Normalization, dtype: torch.dtype, batched: bool) -> None:
     shape = (2, 25) if batched else (50,)
     features, bias = draw(*shape, 2, seed=1), draw(4, seed=3)
-    layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization).to(DEVICE)
+    layer = ph.nn.PermutohedralConv(3, 4, 2, normalization=normalization).to(DEVICE)
     assert layer.bias is not None
-    cast_layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization).to(DEVICE)
+    cast_layer = ph.nn.PermutohedralConv(3, 4, 2, normalization=normalization).to(DEVICE)
     with torch.no_grad():
         layer.bias.copy_(bias)
     cast_layer.load_state_dict(layer.state_dict())
@@ -104,12 +104,12 @@ def test_transformed_calls_are_composed(layer: nn.Module) -> None:
 def test_the_reason_names_the_argument(layer: nn.Module, backend: str) -> None:
     if not is_fused_by(backend):
         pytest.skip("the reference backend has no fused function that could decline")
-    other = ph.nn.PermutohedralConvolution(3, 4, 2, normalization="symmetric").to(DEVICE)
+    other = ph.nn.PermutohedralConv(3, 4, 2, normalization="symmetric").to(DEVICE)
     assert "'symmetric'" in path_of("filter_learned", other, draw(50, 3), draw(50, 2, seed=1))
 
 
 def test_a_backend_without_the_function_is_named(layer: nn.Module) -> None:
-    with ph.use_backend("reference"):
+    with ph.backends.use("reference"):
         path = path_of("filter_learned", layer, draw(50, 3), draw(50, 2, seed=1))
     assert path == "composed of operators, because the backend 'reference' has no fused function for it"
 

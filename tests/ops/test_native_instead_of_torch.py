@@ -33,7 +33,7 @@ random = np.random.default_rng(0)
 picture = torch.from_numpy(random.random((3, 300, 400), dtype=np.float32))
 values = torch.from_numpy(random.random((60_000, 8), dtype=np.float32))
 features = torch.from_numpy(10 * random.random((60_000, 3), dtype=np.float32))
-layer = ph.nn.PermutohedralConvolution(8, 8, 3).requires_grad_(False)
+layer = ph.nn.PermutohedralConv(8, 8, 3).requires_grad_(False)
 torch.set_num_threads(4)
 before = len(os.listdir("/proc/self/task"))
 for call in (
@@ -46,7 +46,7 @@ for call in (
 """
 
 
-def composed(guide: Tensor, sigma_space: list[float], sigma_range: list[float], origin: tuple[int, ...]) -> Tensor:
+def composed(guide: Tensor, sigma_space: list[float], sigma_color: list[float], origin: tuple[int, ...]) -> Tensor:
     """By torch, one step after another."""
     axes, dtype = len(origin), guide.dtype
     space = guide.shape[-axes:]
@@ -55,7 +55,7 @@ def composed(guide: Tensor, sigma_space: list[float], sigma_range: list[float], 
         for first, extent, sigma in zip(origin, space, sigma_space, strict=True)
     ]
     places = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1)
-    colors = guide.movedim(-axes - 1, -1) / torch.tensor(sigma_range, dtype=dtype)
+    colors = guide.movedim(-axes - 1, -1) / torch.tensor(sigma_color, dtype=dtype)
     joined = torch.cat([places.expand(*colors.shape[:-1], axes), colors], dim=-1)
     return joined.flatten(-axes - 1, -2)
 

@@ -25,7 +25,7 @@ from permutohedral.playground.runner import DroppedError
 from permutohedral.playground.strokes import BRUSHES, Stroke, write_strokes
 from permutohedral.playground.tabs import denoise, filter, segment, upsample
 
-FILTER = {"sigma_space": 3.0, "sigma_color": 0.2, "method": "separable", "halo": 0}
+FILTER = {"sigma_space": 3.0, "sigma_color": 0.2, "method": "lattice", "halo": 0}
 SEGMENT = {**segment.START, "sigma_space": 20.0, "sigma_color": 0.2}
 # the first brush is not used, and the strokes are not in the order of their labels
 STROKES = (Stroke(3, 2.0, ((40.0, 5.0), (45.0, 30.0))), Stroke(1, 2.5, ((8.0, 5.0), (8.0, 30.0))))

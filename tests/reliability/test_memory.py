@@ -70,7 +70,7 @@ def peak_of_scattered_points() -> float:
 
     run(500)
     peak = measure_peak(run)
-    return peak / ph.forecast_memory(len(features), 3, 1, 8, lattices[0].num_lattice_points).total
+    return peak / ph.lattice.forecast_memory(len(features), 3, 1, 8, lattices[0].num_lattice_points).total
 
 
 def peak_of_an_image() -> float:
@@ -91,7 +91,7 @@ def peak_of_an_image() -> float:
     run(500)
     peak = measure_peak(run)
     numbers = lattices[0].num_lattice_points
-    return peak / ph.forecast_memory(len(features), 5, 0, 6, numbers, separable=True, ordered=True).total
+    return peak / ph.lattice.forecast_memory(len(features), 5, 0, 6, numbers, separable=True, ordered=True).total
 
 
 def peak_of_a_pyramid() -> float:
@@ -99,11 +99,11 @@ def peak_of_a_pyramid() -> float:
     torch.manual_seed(0)
     torch.set_num_threads(2)
     features = torch.nn.functional.normalize(torch.randn(500_000, 3)) * 150
-    ph.build_pyramid(features[:1000], 3)
-    pyramids: list[ph.LatticePyramid] = []
-    peak = measure_peak(lambda: pyramids.append(ph.build_pyramid(features, 3)))
+    ph.levels.build_pyramid(features[:1000], 3)
+    pyramids: list[ph.levels.LatticePyramid] = []
+    peak = measure_peak(lambda: pyramids.append(ph.levels.build_pyramid(features, 3)))
     numbers = [level.num_lattice_points for level in pyramids[0].levels]
-    return peak / ph.forecast_memory(len(features), 3, channels=0, num_lattice_points=numbers, levels=3).total
+    return peak / ph.lattice.forecast_memory(len(features), 3, channels=0, num_lattice_points=numbers, levels=3).total
 
 
 @needs_native
@@ -116,14 +116,14 @@ def growth_per_call() -> float:
     """Return the growth of memory in bytes per call, forward and backward, over several shapes."""
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    layer = ph.nn.PermutohedralConvolution(4, 4, dimension=3, learn_scale=True)
+    layer = ph.nn.PermutohedralConv(4, 4, dimension=3, learn_sigma=True)
     calls, used = 600, []
     for number in range(calls):
         points = 200 + 37 * (number % 7)
         features = torch.randn(points, 3, requires_grad=True)
         layer(torch.randn(points, 4), features).square().mean().backward()
         with torch.no_grad():
-            ph.bilateral_filter(torch.rand(1, 12, 12 + number % 5), 2.0, 0.2)
+            ph.bilateral_filter(torch.rand(1, 12, 12 + number % 5), sigma_space=2.0, sigma_color=0.2)
         layer.zero_grad(set_to_none=True)
         if number % (calls // 10) == calls // 10 - 1:
             settle()
@@ -141,13 +141,13 @@ def test_rejects_a_request_that_does_not_fit() -> None:
     """The features repeat one point, so that they take no memory; the tables would take terabytes."""
     features = torch.zeros(1, 3).expand(10**11, 3)
     with pytest.raises(
-        ph.MemoryLimitError, match=r"100,000,000,000 points in 3 dimensions would take 3,200,000,000,000 b"
+        ph.errors.MemoryLimitError, match=r"100,000,000,000 points in 3 dimensions would take 3,200,000,000,000 b"
     ):
         ph.build_lattice(features)
     lattice = ph.build_lattice(torch.zeros(1, 2))
-    with pytest.raises(ph.MemoryLimitError, match=r"3 rows with 1,000,000,000,000 channels"):
+    with pytest.raises(ph.errors.MemoryLimitError, match=r"3 rows with 1,000,000,000,000 channels"):
         ph.splat(torch.zeros(1, 1).expand(1, 10**12), lattice)
-    with pytest.raises(ph.MemoryLimitError, match="more than what cpu has free"):
+    with pytest.raises(ph.errors.MemoryLimitError, match="more than what cpu has free"):
         check_rows(2**40, 16, torch.zeros(1))
 
 

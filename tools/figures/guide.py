@@ -66,16 +66,16 @@ def draw_crf() -> Figure:
     """Show rough labels before and after steps of the mean field."""
     photo = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
     labels = rough_labels()
-    energies = ph.crf.energies_from_labels(labels, 3, 0.7)
+    energies = ph.crf.energies_from_labels(labels, 3, certainty=0.7)
     kernels = [
-        ph.crf.spatial_kernel(photo.shape[1:], 3.0, 1.0),
-        ph.crf.bilateral_kernel(photo, 40.0, 0.03, 15.0),
+        ph.crf.spatial_kernel(photo.shape[1:], 3.0, compatibility=1.0),
+        ph.crf.bilateral_kernel(photo, sigma_space=40.0, sigma_color=0.03, compatibility=15.0),
     ]
     found = {"rough labels": labels}
     for steps in (1, 10):
-        found[f"mean field, {steps} step{'s' * (steps > 1)}"] = ph.crf.mean_field(energies, kernels, steps).argmax(
-            dim=0
-        )
+        found[f"mean field, {steps} step{'s' * (steps > 1)}"] = ph.crf.mean_field(
+            energies, kernels, num_iterations=steps
+        ).argmax(dim=0)
     panels = {
         title: blend_labels(photo, LabelMap(each, COLORS)).permute(1, 2, 0).numpy() for title, each in found.items()
     }

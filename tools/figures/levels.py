@@ -25,7 +25,7 @@ def draw_levels(points: int, seed: int) -> Figure:
     """
     generator = torch.Generator().manual_seed(seed)
     features = torch.rand(points, 2, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 6.0])
-    pyramid = ph.build_pyramid(features, levels=2)
+    pyramid = ph.levels.build_pyramid(features, num_levels=2)
     figure = new_figure(11, 4.6)
     left, right = figure.subplots(1, 2)
     scales = (1.0, 2.0)

@@ -64,7 +64,7 @@ def draw_segmentation() -> Figure:
     pixels = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
     labels = {"rough labels": rough_labels()}
     settings = SegmentationSettings()
-    energies = ph.crf.energies_from_labels(labels["rough labels"], 3, settings.certainty)
+    energies = ph.crf.energies_from_labels(labels["rough labels"], 3, certainty=settings.certainty)
     for title, changes in SETTINGS.items():
         labels[title] = follow_edges(energies, pixels, replace(settings, **changes)).argmax(dim=0)
     return _draw_panels({title: blend_labels(pixels, LabelMap(found, COLORS)) for title, found in labels.items()}, 6.0)
@@ -78,10 +78,12 @@ def draw_upsampling() -> Figure:
     coarse = functional.adaptive_avg_pool2d(photo - gray, size)
     blocks = functional.interpolate(coarse[None], photo.shape[1:], mode="nearest")[0]
     bicubic = functional.interpolate(coarse[None], photo.shape[1:], mode="bicubic", align_corners=False)[0]
-    solved = ph.upsample(coarse, gray, sigma_range=0.1, mode="solver", smoothness=0.03, steps=25)
+    solved = ph.upsample(coarse, gray, sigma_color=0.1, mode="solver", smoothness=0.03, num_iterations=25)
     known = _strokes(*photo.shape[1:])
     chroma = torch.where(known, photo - gray, torch.nan)
-    colored = ph.bilateral_solver(chroma, gray, None, 0.1, 8.0, 0.06, iterations=100)
+    colored = ph.bilateral_solver(
+        chroma, gray, sample_weight=None, smoothness=0.1, sigma_space=8.0, sigma_color=0.06, num_iterations=100
+    )
 
     def titled(title: str, chroma: Tensor) -> tuple[str, Tensor]:
         image = gray + chroma

@@ -16,18 +16,18 @@ from permutohedral.files.figure import new_figure
 from permutohedral.lattice.geometry import lattice_positions
 
 
-def draw_simplices(image: Tensor, sigma_space: float, sigma_range: float) -> Figure:
+def draw_simplices(image: Tensor, sigma_space: float, sigma_color: float) -> Figure:
     """Draw an image, the simplices of its middle row, and that row before and after the Gaussian filter.
 
     Args:
         image: gray `[height, width]` between 0 and 1.
         sigma_space: pixels per standard deviation.
-        sigma_range: gray values per standard deviation.
+        sigma_color: gray values per standard deviation.
     """
     height, width = image.shape
     row = height // 2
     signal = image[row].double()
-    features = torch.stack([signal / sigma_range, torch.arange(width).double() / sigma_space], dim=1)
+    features = torch.stack([signal / sigma_color, torch.arange(width).double() / sigma_space], dim=1)
     figure = new_figure(11, 6.2)
     grid = figure.add_gridspec(2, 2, width_ratios=(1, 1.75), height_ratios=(2.1, 1))
     picture, cells, profile = (figure.add_subplot(grid[place]) for place in ((0, 0), (0, 1), (1, 1)))
@@ -36,7 +36,7 @@ def draw_simplices(image: Tensor, sigma_space: float, sigma_range: float) -> Fig
     picture.set_title(f"row {row} of the picture", fontsize=11, color=INK)
     picture.set_axis_off()
     lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
-    _draw_cells(cells, features, lattice, sigma_range)
+    _draw_cells(cells, features, lattice, sigma_color)
     filtered = ph.gaussian_filter(signal[:, None], None, lattice=lattice)[:, 0]
     _draw_profile(profile, signal, filtered)
     note = figure.add_subplot(grid[1, 0])
@@ -44,13 +44,13 @@ def draw_simplices(image: Tensor, sigma_space: float, sigma_range: float) -> Fig
     note.text(
         0.0, 0.95,
         f"{width} pixels\n{lattice.num_lattice_points} lattice points\n"
-        f"sigma_space = {sigma_space:g} pixels\nsigma_range = {sigma_range:g}",
+        f"sigma_space = {sigma_space:g} pixels\nsigma_range = {sigma_color:g}",
         fontsize=10, va="top", color=INK, transform=note.transAxes,
     )  # fmt: skip
     return figure
 
 
-def _draw_cells(axes: Axes, features: Tensor, lattice: ph.Lattice, sigma_range: float) -> None:
+def _draw_cells(axes: Axes, features: Tensor, lattice: ph.Lattice, sigma_color: float) -> None:
     positions = lattice_positions(lattice.source).numpy()
     low, high = positions.min(axis=0) - 0.3, positions.max(axis=0) + 0.3
     draw_grid(axes, grid_points(low, high))

@@ -57,7 +57,7 @@ def make_scene(num_points: int = 14, seed: int = 1, neighborhood_size: int = 2) 
     values = torch.sin(1.1 * features[:, 1:] + 0.5) - 0.4 * torch.cos(1.3 * features[:, :1])
     lattice = ph.build_lattice(features, neighborhood_size=neighborhood_size)
     splatted = ph.splat(values, lattice)
-    weight = ph.gaussian_weight(2, neighborhood_size, torch.float64)
+    weight = ph.lattice.gaussian_weight(2, neighborhood_size, torch.float64)
     convolved = ph.convolve(splatted, weight / weight.sum(), lattice)
     return Scene(features, values, lattice, splatted, convolved, ph.slice(convolved, lattice))
 
@@ -136,7 +136,7 @@ def _draw_convolve(axes: Axes, scene: Scene) -> None:
     center = int(np.linalg.norm(positions, axis=1).argmin())
     neighborhood = scene.lattice.neighborhood
     taps = tap_positions(neighborhood).numpy() + positions[center]
-    weight = ph.gaussian_weight(2, neighborhood.size, torch.float64).numpy()
+    weight = ph.lattice.gaussian_weight(2, neighborhood.size, torch.float64).numpy()
     missing = scene.lattice.neighbors[:, center].numpy() < 0
     _draw_lattice_values(axes, scene, scene.convolved)
     for tap, strength, lost in zip(taps[1:], weight[1:], missing[1:], strict=True):

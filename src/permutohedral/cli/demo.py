@@ -34,16 +34,14 @@ def run(folder: Path, steps: int) -> None:
     make_folder(folder)
     image = load_image("astronaut")
     started = time.perf_counter()
-    smooth = ph.bilateral_filter(image, *SMOOTH)
+    smooth = ph.bilateral_filter(image, sigma_space=SMOOTH[0], sigma_color=SMOOTH[1])
     _, height, width = image.shape
     console.print(
         f"Filtered a {width} x {height} photo in {time.perf_counter() - started:.1f} s "
-        f"(backend {ph.explain_backend(image).partition(':')[0]}): a Gaussian of {SMOOTH[0]:g} pixels and "
+        f"(backend {ph.backends.explain(image).partition(':')[0]}): a Gaussian of {SMOOTH[0]:g} pixels and "
         f"{SMOOTH[1]:g} in color, in 5 dimensions."
     )
-    layer = ph.nn.PermutohedralConvolution(
-        3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_scale=True
-    )
+    layer = ph.nn.PermutohedralConv(3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_sigma=True)
     generator = torch.Generator().manual_seed(0)
     clean = image[:, :256, 96:352]
     noisy = clean + NOISE * torch.randn(clean.shape, generator=generator)
@@ -81,14 +79,14 @@ def psnr(image: Tensor, clean: Tensor) -> float:
     return -10 * math.log10(float((image.detach() - clean).double().square().mean()))
 
 
-def apply(layer: ph.nn.PermutohedralConvolution, images: Tensor) -> Tensor:
+def apply(layer: ph.nn.PermutohedralConv, images: Tensor) -> Tensor:
     """Apply the layer to `[..., 3, height, width]`, over the positions and colors of the pixels."""
-    features = ph.bilateral_features(images, *DENOISE)
+    features = ph.features.bilateral(images, sigma_space=DENOISE[0], sigma_color=DENOISE[1])
     output: Tensor = layer(images.flatten(-2).mT, features)
     return output.mT.reshape(images.shape)
 
 
-def train(layer: ph.nn.PermutohedralConvolution, images: list[Tensor], steps: int, generator: torch.Generator) -> None:
+def train(layer: ph.nn.PermutohedralConv, images: list[Tensor], steps: int, generator: torch.Generator) -> None:
     """Minimize the squared error on noisy patches."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
     with progress_bar() as progress:

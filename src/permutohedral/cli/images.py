@@ -64,7 +64,7 @@ def filter_image(
     sigma_space: SigmaSpace = 8.0,
     sigma_color: SigmaColor = 0.1,
     method: Annotated[
-        Literal["separable", "dense", "exact", "auto"],
+        Literal["lattice", "dense", "exact", "auto"],
         typer.Option(help="separable: fast; dense, exact: more accurate; auto: most accurate at equal speed."),
     ] = "auto",
     halo: Annotated[

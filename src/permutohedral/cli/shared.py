@@ -95,7 +95,7 @@ def run_batch(name: str, options: dict[str, Any]) -> None:
             raise InputError("the image would go to the terminal; redirect stdout, or name a file")
         import permutohedral as ph
 
-        with ph.use_backend(backend):
+        with ph.backends.use(backend):
             results = call_job(name, errors="report", **options)
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=2))

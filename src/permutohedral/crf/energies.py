@@ -17,7 +17,7 @@ _ROUNDING = 1e-3
 
 
 def energies_from_labels(
-    labels: Tensor, num_labels: int, certainty: float, *, unknown: int | None = None, dimension: int = 2
+    labels: Tensor, num_labels: int, *, certainty: float, unknown: int | None = None, spatial_dims: int = 2
 ) -> Tensor:
     """Return energies of labels that are right with probability `certainty`.
 
@@ -28,23 +28,23 @@ def energies_from_labels(
         num_labels: at least 2.
         certainty: between 0 and 1, both excluded.
         unknown: the number that marks points without a label, where all labels cost the same.
-        dimension: number of axes of space: 2 for images, 3 for volumes, 0 for points.
+        spatial_dims: number of axes of space: 2 for images, 3 for volumes, 0 for points.
 
     Returns:
         float32 `[..., num_labels, *space]`; for points `[..., num_labels]`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.crf.energies_from_labels(torch.tensor([0, 1, 9]), 2, 0.9, unknown=9, dimension=0).exp().reciprocal()
+    >>> ph.crf.energies_from_labels(torch.tensor([0, 1, 9]), 2, certainty=0.9, unknown=9, spatial_dims=0).exp().reciprocal()
     tensor([[0.9000, 0.1000],
             [0.1000, 0.9000],
             [0.5000, 0.5000]])
     """
     check_tensor("labels", labels)
     check_count("num_labels", num_labels, least=2)
-    check_count("dimension", dimension)
-    if labels.is_floating_point() or labels.is_complex() or labels.dim() < dimension:
+    check_count("spatial_dims", spatial_dims)
+    if labels.is_floating_point() or labels.is_complex() or labels.dim() < spatial_dims:
         raise InputError(
-            f"labels must be integers with {dimension} axes of space or more, got {labels.dtype} of shape "
+            f"labels must be integers with {spatial_dims} axes of space or more, got {labels.dtype} of shape "
             f"{tuple(labels.shape)}"
         )
     if not 0 < certainty < 1:
@@ -57,15 +57,15 @@ def energies_from_labels(
             f"labels must lie between 0 and {num_labels - 1}, got {int(worst.min())} to {int(worst.max())}; mark "
             "points without a label with the number given as unknown"
         )
-    axis = labels.dim() - dimension
-    each = torch.arange(num_labels, device=labels.device).reshape(-1, *[1] * dimension)
+    axis = labels.dim() - spatial_dims
+    each = torch.arange(num_labels, device=labels.device).reshape(-1, *[1] * spatial_dims)
     chosen = labels.unsqueeze(axis) == each
     cost, other = -math.log(certainty), -math.log((1 - certainty) / (num_labels - 1))
     energies = torch.where(chosen, cost, other)
     return torch.where(known.unsqueeze(axis), energies, math.log(num_labels)).float()
 
 
-def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -> Tensor:
+def energies_from_probabilities(probabilities: Tensor, *, smallest: float = 1e-5) -> Tensor:
     """Return -log p, with probabilities clamped to at least `smallest`.
 
     Args:

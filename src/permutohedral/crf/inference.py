@@ -24,12 +24,12 @@ from permutohedral.ops.tracing import is_traced, wants_gradient
 def mean_field(
     energies: Tensor,
     kernels: Sequence[Kernel],
-    steps: int = 5,
+    *,
+    num_iterations: int = 5,
     damping: Damping = "auto",
     tolerance: float | None = None,
     lattices: Sequence[Lattice] | None = None,
     start: Tensor | None = None,
-    *,
     logarithms: bool = False,
 ) -> Tensor:
     """Compute the marginals of a dense conditional random field by mean field.
@@ -42,7 +42,7 @@ def mean_field(
             `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label. Infinity
             forbids a label, unless all labels of a point have it.
         kernels: `spatial_kernel`, `bilateral_kernel` or `Kernel`. The items of a batch may share their features.
-        steps: maximum number of steps.
+        num_iterations: maximum number of steps.
         damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes a t with which the free
             energy does not rise: zero where compatibilities attract, as positive numbers do. If they are tensors of
             several numbers, or repel, kernels are filtered in both directions, which makes them symmetric.
@@ -56,13 +56,13 @@ def mean_field(
 
     >>> import torch, permutohedral as ph
     >>> energies = torch.randn(21, 40, 50)
-    >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), ph.crf.bilateral_kernel(torch.rand(3, 40, 50), 20.0, 0.1, 4.0)]
+    >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), ph.crf.bilateral_kernel(torch.rand(3, 40, 50), sigma_space=20.0, sigma_color=0.1, compatibility=4.0)]
     >>> marginals = ph.crf.mean_field(energies, kernels)
     >>> marginals.shape, bool(torch.allclose(marginals.sum(dim=0), torch.ones(40, 50)))
     (torch.Size([21, 40, 50]), True)
     """
     layout = _check(energies, kernels, lattices, {"start": start})
-    check_count("steps", steps)
+    check_count("num_iterations", num_iterations)
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must not be negative, got {tolerance}")
     with torch.autocast(energies.device.type, enabled=False):
@@ -71,12 +71,12 @@ def mean_field(
         both_ways = is_filtered_both_ways(damping, compatibilities)
         start = None if start is None else layout.normalize(start)
         # without a step, backends would not return the start
-        has_steps = steps > 0 or start is None
+        has_steps = num_iterations > 0 or start is None
         undamped = tolerance is None and has_steps and is_undamped(damping, repulsions)
         pairwise = _prepare(kernels, lattices, layout)
         if undamped:
             # `both_ways` is a tensor only where a kernel may repel, and such kernels are damped
-            fused = _FusedMeanField(pairwise, both_ways is True, layout, steps)
+            fused = _FusedMeanField(pairwise, both_ways is True, layout, num_iterations)
             planes = fused.run(energies, start, logarithms)
             if not isinstance(planes, Declined):
                 return layout.from_planes(planes).to(energies.dtype)
@@ -85,13 +85,15 @@ def mean_field(
         strength = find_damping(damping, repulsions, composed)
         field = _Field(_scores_of(energies, layout, dtype), composed, strength, both_ways)
         logits = field.scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
-        logits = _solve(field, logits, steps, tolerance, lambda: items_of_rows(layout, kernels, energies.device))
+        logits = _solve(
+            field, logits, num_iterations, tolerance, lambda: items_of_rows(layout, kernels, energies.device)
+        )
         result = torch.log_softmax(logits, dim=1) if logarithms else _softmax(logits)
         return layout.from_rows(result).to(energies.dtype)
 
 
 def free_energy(
-    marginals: Tensor, energies: Tensor, kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None = None
+    marginals: Tensor, energies: Tensor, kernels: Sequence[Kernel], *, lattices: Sequence[Lattice] | None = None
 ) -> Tensor:
     """Return the free energy of marginals, which the mean field minimizes, for each item.
 
@@ -109,7 +111,7 @@ def free_energy(
 
     >>> import torch, permutohedral as ph
     >>> energies, kernels = torch.randn(100, 3), [ph.crf.Kernel(torch.rand(100, 2) * 9)]
-    >>> before, after = (ph.crf.mean_field(energies, kernels, steps) for steps in (0, 5))
+    >>> before, after = (ph.crf.mean_field(energies, kernels, num_iterations=steps) for steps in (0, 5))
     >>> bool(ph.crf.free_energy(after, energies, kernels) < ph.crf.free_energy(before, energies, kernels))
     True
     """

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import Sigma, bilateral_features, check_image, grid_features
+from permutohedral.lattice.features import Sigma, check_image
+from permutohedral.lattice.features import bilateral as bilateral_features
+from permutohedral.lattice.features import positions as grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
@@ -72,9 +74,9 @@ class Kernel:
 def spatial_kernel(
     space: Sequence[int],
     sigma: Sigma,
+    *,
     compatibility: float | Tensor = 1.0,
     normalization: KernelNormalization = "symmetric",
-    *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Kernel:
@@ -98,36 +100,36 @@ def spatial_kernel(
 
 def bilateral_kernel(
     guide: Tensor,
+    *,
     sigma_space: Sigma,
-    sigma_range: Sigma,
+    sigma_color: Sigma,
     compatibility: float | Tensor = 1.0,
     normalization: KernelNormalization = "symmetric",
-    *,
-    dimension: int = 2,
+    spatial_dims: int = 2,
 ) -> Kernel:
     """Return a Gaussian kernel over positions and colors.
 
     Args:
         guide: float `[channels, *space]` or `[batch, channels, *space]`.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         compatibility: see `Kernel`.
         normalization: see `Kernel`.
-        dimension: number of axes of space: 2 for images, 3 for volumes.
+        spatial_dims: number of axes of space: 2 for images, 3 for volumes.
 
     >>> import torch, permutohedral as ph
-    >>> ph.crf.bilateral_kernel(torch.rand(3, 20, 30), sigma_space=20.0, sigma_range=0.1).features.shape
+    >>> ph.crf.bilateral_kernel(torch.rand(3, 20, 30), sigma_space=20.0, sigma_color=0.1).features.shape
     torch.Size([600, 5])
     """
-    check_count("dimension", dimension, least=1)
-    check_image(guide, dimension, "guide")
-    if guide.dim() > dimension + 2:
+    check_count("spatial_dims", spatial_dims, least=1)
+    check_image(guide, spatial_dims, "guide")
+    if guide.dim() > spatial_dims + 2:
         raise InputError(
-            f"guide must be [channels, *space] or [batch, channels, *space] with {dimension} axes of space, got "
+            f"guide must be [channels, *space] or [batch, channels, *space] with {spatial_dims} axes of space, got "
             f"{tuple(guide.shape)}; pass their number as dimension"
         )
-    space = tuple(guide.shape[guide.dim() - dimension :])
-    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=dimension)
+    space = tuple(guide.shape[guide.dim() - spatial_dims :])
+    features = bilateral_features(guide, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims)
     return Kernel(features, compatibility, normalization, space)
 
 

@@ -40,7 +40,7 @@ def bilateral_filter(
     sigma_space: Sigma,
     sigma_color: Sigma,
     axes: str | None = None,
-    method: GaussianMethod = "separable",
+    method: GaussianMethod = "lattice",
     halo: int = 0,
 ) -> Any:
     """Smooth a chunked image or volume and keep its edges, lazily; equals `ph.bilateral_filter` of the whole.
@@ -68,7 +68,7 @@ def bilateral_filter(
     names = axis_letters(image, axes)
     images = [image] if guide is None else [image, guide]
     sigmas = numbers_of(sigma_space, len(names) - names.count(CHANNELS))
-    if method not in ("separable", "dense", "exact"):
+    if method not in ("lattice", "dense", "exact"):
         raise InputError(f"method is {method!r}; pass 'separable', 'dense' or 'exact', the same for all tiles")
     check_method(method, halo, None)
     edges = images[-1].dtype

@@ -25,7 +25,7 @@ def filter_in_tiles(
     sigma_color: float,
     progress: Callable[[float], None] | None = None,
     *,
-    method: GaussianMethod = "separable",
+    method: GaussianMethod = "lattice",
     halo: int = 0,
     tile: int = TILE,
 ) -> Tensor:
@@ -47,12 +47,14 @@ def filter_in_tiles(
 
     >>> image = torch.rand(3, 40, 50)
     >>> tiles = filter_in_tiles(image, image, 1.0, 0.2, tile=30)
-    >>> bool(torch.allclose(tiles, ph.bilateral_filter(image, 1.0, 0.2), atol=1e-5))
+    >>> bool(torch.allclose(tiles, ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.2), atol=1e-5))
     True
     """
     height, width = values.shape[1:]
     if height * width <= tile * tile:
-        filtered = ph.bilateral_filter(values, sigma_space, sigma_color, guide, method, halo)
+        filtered = ph.bilateral_filter(
+            values, sigma_space=sigma_space, sigma_color=sigma_color, guide=guide, method=method, halo=halo
+        )
         if progress is not None:
             progress(1.0)
         return filtered
@@ -61,7 +63,7 @@ def filter_in_tiles(
     if method == "auto":
         choice = choose_for_pixels(values, guide, sigma_space, sigma_color)
         window_reach, axes = choice.reach, None if halo else choice.axes
-        method = "exact" if choice.method == "exact" else "separable"
+        method = "exact" if choice.method == "exact" else "lattice"
     if axes is not None:
         # tiles begin at cells of the grid of the whole image
         step = axes.step.cell_size(sigma_space, max(height, width))
@@ -74,7 +76,15 @@ def filter_in_tiles(
 
     def filter_tile(part: Tensor, edges: Tensor, origin: tuple[int, ...]) -> Tensor:
         if axes is None and method != "exact":
-            return ph.bilateral_filter(part, sigma_space, sigma_color, edges, method, halo, origin=origin)
+            return ph.bilateral_filter(
+                part,
+                sigma_space=sigma_space,
+                sigma_color=sigma_color,
+                guide=edges,
+                method=method,
+                halo=halo,
+                origin=origin,
+            )
         window = window_of(edges, sigma_space, sigma_color, window_reach)
         assert window is not None, "sigma is a number"
         return sum_pixels(part.flatten(1).mT, "homogeneous", window, axes).mT.reshape(part.shape)

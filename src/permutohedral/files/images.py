@@ -75,7 +75,7 @@ def filter_image(
     guide: PathLike | None = None,
     sigma_space: float = 8.0,
     sigma_color: float = 0.1,
-    method: Literal["separable", "dense", "exact", "auto"] = "auto",
+    method: Literal["lattice", "dense", "exact", "auto"] = "auto",
     halo: int = 0,
     tile: int = 2048,
     check: bool = False,
@@ -123,13 +123,21 @@ def filter_image(
             filtered = filter_in_tiles(values, edges, *sigmas, report, method=method, halo=halo, tile=tile)
             seconds = time.perf_counter() - started
             if check:
-                estimates.append(ph.estimate_bilateral_error(filtered, values, *sigmas, edges))
+                estimates.append(
+                    ph.accuracy.estimate_bilateral_error(
+                        filtered, values, sigma_space=sigmas[0], sigma_color=sigmas[1], guide=edges
+                    )
+                )
             return filtered
 
         pixels = filter_by_alpha(image.pixels, image.alpha, average)
         lost = tuple(write_image(image.with_pixels(pixels), output))
         channels, height, width = pixels.shape
-        name = ph.explain_bilateral(image.pixels, *sigmas, edges) if method == "auto" else method
+        name = (
+            ph.accuracy.explain_bilateral(image.pixels, sigma_space=sigmas[0], sigma_color=sigmas[1], guide=edges)
+            if method == "auto"
+            else method
+        )
         measured = (estimates[0].relative, estimates[0].worst) if estimates else (None, None)
         return FilteredImage(source, output, None, lost, height, width, round(seconds, 4), channels, name, *measured)
 

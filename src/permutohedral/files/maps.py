@@ -105,8 +105,8 @@ def upsample_map(
                 "first, then the photo"
             )
         return ph.upsample(
-            given.values, guide, sigma_space, sigma_guide, mode,
-            confidence=weight, steps=num_iterations, smoothness=smoothness,
+            given.values, guide, sigma_space=sigma_space, sigma_color=sigma_guide, mode=mode,
+            sample_weight=weight, num_iterations=num_iterations, smoothness=smoothness,
         )  # fmt: skip
 
     return _process_maps(compute, files, photos, sigma_luma, sigma_chroma, weights, unknown, errors, progress)
@@ -146,7 +146,9 @@ def solve_map(
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
         check_same_size(source, given.values, photos, guide, "upsample a smaller map")
         space = sigma_space or _SOLVER_SIGMA_SPACE
-        return ph.bilateral_solver(given.values, guide, weight, smoothness, space, sigma_guide)
+        return ph.bilateral_solver(
+            given.values, guide, sample_weight=weight, smoothness=smoothness, sigma_space=space, sigma_color=sigma_guide
+        )
 
     return _process_maps(compute, files, photos, sigma_luma, sigma_chroma, weights, unknown, errors, progress)
 
@@ -180,7 +182,7 @@ def guide_features(pixels: Tensor, sigma_luma: float, sigma_chroma: float) -> tu
     if len(pixels) != 3:
         return pixels[:1], [sigma_luma]
     # in opponent colors white is at the square root of 3
-    return ph.opponent_colors(pixels), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
+    return ph.features.opponent_colors(pixels), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
 
 
 def _read_photo(place: Path, source: Path, output: Path) -> Tensor:
@@ -245,7 +247,13 @@ def colorize_image(
         chroma = colors.pixels - colors.pixels.mean(dim=0, keepdim=True)
         started = time.perf_counter()
         found = ph.bilateral_solver(
-            chroma, gray, drawn, smoothness, sigma_space, sigma_luma, iterations=_COLORIZE_ITERATIONS
+            chroma,
+            gray,
+            sample_weight=drawn,
+            smoothness=smoothness,
+            sigma_space=sigma_space,
+            sigma_color=sigma_luma,
+            num_iterations=_COLORIZE_ITERATIONS,
         )
         seconds = time.perf_counter() - started
         colored = replace(image, pixels=gray + found, metadata=_without_gray_profile(image))

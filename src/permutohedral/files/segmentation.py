@@ -148,7 +148,9 @@ def segment_image(
                 path = find_companion(label_place, source)
                 before = read_label_map(path, black_is_a_label)
                 check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
-                energies = ph.crf.energies_from_labels(before.labels, len(before.colors), certainty, unknown=UNKNOWN)
+                energies = ph.crf.energies_from_labels(
+                    before.labels, len(before.colors), certainty=certainty, unknown=UNKNOWN
+                )
 
             def solve() -> Tensor:
                 return follow_edges(energies, pixels, settings, report)
@@ -223,8 +225,10 @@ def follow_edges(
     torch.Size([3, 20, 30])
     """
     kernels = [
-        ph.crf.spatial_kernel(pixels.shape[1:], _SIGMA_NEAR, settings.smoothness),
-        ph.crf.bilateral_kernel(pixels, settings.sigma_space, settings.sigma_color, settings.strength),
+        ph.crf.spatial_kernel(pixels.shape[1:], _SIGMA_NEAR, compatibility=settings.smoothness),
+        ph.crf.bilateral_kernel(
+            pixels, sigma_space=settings.sigma_space, sigma_color=settings.sigma_color, compatibility=settings.strength
+        ),
     ]
     firsts = range(0, max(1, settings.num_iterations), _ITERATIONS_PER_REPORT)
     done, total = 0, len(kernels) + len(firsts)
@@ -242,7 +246,7 @@ def follow_edges(
     marginals = None
     for first in firsts:
         iterations = min(_ITERATIONS_PER_REPORT, settings.num_iterations - first)
-        marginals = ph.crf.mean_field(energies, kernels, iterations, lattices=lattices, start=marginals)
+        marginals = ph.crf.mean_field(energies, kernels, num_iterations=iterations, lattices=lattices, start=marginals)
         advance()
     assert marginals is not None
     return marginals

@@ -122,7 +122,7 @@ def largest_tile_side(space: Sequence[int], margins: Sequence[int], max_points: 
     return low
 
 
-def bilateral_margins(sigmas: Sequence[float], method: GaussianMethod = "separable", halo: int = 0) -> list[int]:
+def bilateral_margins(sigmas: Sequence[float], method: GaussianMethod = "lattice", halo: int = 0) -> list[int]:
     """Return the support radius of the bilateral filter in samples, for each spatial axis.
 
     >>> bilateral_margins([2.0, 2.0]), bilateral_margins([2.0, 2.0], "exact")
@@ -141,7 +141,7 @@ def filter_bilateral_tile(
     *,
     sigma_space: Sequence[float],
     sigma_color: Sigma,
-    method: GaussianMethod = "separable",
+    method: GaussianMethod = "lattice",
     halo: int = 0,
 ) -> Tensor:
     """Filter a tile `[channels, *space]` with its margins like `ph.bilateral_filter` of the whole array.
@@ -149,7 +149,14 @@ def filter_bilateral_tile(
     `origin` is the position of the first sample in the whole array, so that all tiles share one lattice.
     """
     return bilateral_filter(
-        values, sigma_space, sigma_color, guide, method, halo, spatial_axes=len(origin), origin=origin
+        values,
+        sigma_space=sigma_space,
+        sigma_color=sigma_color,
+        guide=guide,
+        method=method,
+        halo=halo,
+        spatial_dims=len(origin),
+        origin=origin,
     )
 
 

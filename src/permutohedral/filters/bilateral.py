@@ -14,22 +14,23 @@ from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
 from permutohedral.lattice.checks import check_method
-from permutohedral.lattice.features import Sigma, bilateral_features, check_channels_first, check_guide, check_image
+from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image
+from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops.tracing import wants_gradient
 
 
 @overload
 def bilateral_filter(
     image: Tensor,
-    sigma_space: Sigma,
-    sigma_range: Sigma,
     guide: Tensor | None = None,
-    method: GaussianMethod = "separable",
-    halo: int = 0,
     *,
-    spatial_axes: int = 2,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    method: GaussianMethod = "lattice",
+    halo: int = 0,
+    spatial_dims: int = 2,
     origin: Sequence[int] | None = None,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[False] = False,
 ) -> Tensor: ...
@@ -38,15 +39,15 @@ def bilateral_filter(
 @overload
 def bilateral_filter(
     image: Tensor,
-    sigma_space: Sigma,
-    sigma_range: Sigma,
     guide: Tensor | None = None,
-    method: GaussianMethod = "separable",
-    halo: int = 0,
     *,
-    spatial_axes: int = 2,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    method: GaussianMethod = "lattice",
+    halo: int = 0,
+    spatial_dims: int = 2,
     origin: Sequence[int] | None = None,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -54,15 +55,15 @@ def bilateral_filter(
 
 def bilateral_filter(
     image: Tensor,
-    sigma_space: Sigma,
-    sigma_range: Sigma,
     guide: Tensor | None = None,
-    method: GaussianMethod = "separable",
-    halo: int = 0,
     *,
-    spatial_axes: int = 2,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    method: GaussianMethod = "lattice",
+    halo: int = 0,
+    spatial_dims: int = 2,
     origin: Sequence[int] | None = None,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -71,13 +72,13 @@ def bilateral_filter(
     Args:
         image: float `[..., channels, *space]`, by default `[..., channels, height, width]`.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         guide: `[..., guide channels, *space]`, whose edges are kept; default: the image itself.
         method: see `gaussian_filter`. With two spatial axes, "exact" sums over a window of 5 standard deviations.
         halo: see `gaussian_filter`.
-        spatial_axes: how many axes follow the channels: 1 for signals, 2 for images, 3 for volumes.
+        spatial_dims: how many axes follow the channels: 1 for signals, 2 for images, 3 for volumes.
         origin: position of the first pixel, for a part of a larger image: it is filtered on the lattice of the whole.
-        weights: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. Without a guide, pixels of weight
+        sample_weight: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. Without a guide, pixels of weight
             zero that are not finite get `fill_value`.
         fill_value: see `gaussian_filter`.
         return_mass: see `gaussian_filter`.
@@ -86,47 +87,49 @@ def bilateral_filter(
         The filtered image, of the shape of `image`; with `return_mass`, also the mass `[..., *space]`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
+    >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_color=0.1).shape
     torch.Size([3, 32, 48])
-    >>> ph.bilateral_filter(torch.rand(1, 20, 32, 48), (1.0, 2.0, 2.0), 0.1, spatial_axes=3).shape
+    >>> ph.bilateral_filter(torch.rand(1, 20, 32, 48), sigma_space=(1.0, 2.0, 2.0), sigma_color=0.1, spatial_dims=3).shape
     torch.Size([1, 20, 32, 48])
     """
-    check_image(image, spatial_axes)
+    check_image(image, spatial_dims)
     check_method(method, halo, None)
     if guide is None:
-        check_channels_first(image, spatial_axes)
+        check_channels_first(image, spatial_dims)
     else:
-        check_guide(guide, image, spatial_axes)
-    leading, space = image.shape[: -spatial_axes - 1], image.shape[-spatial_axes:]
+        check_guide(guide, image, spatial_dims)
+    leading, space = image.shape[: -spatial_dims - 1], image.shape[-spatial_dims:]
     lost = None
-    if weights is not None:
-        weights = check_weights(weights, (*leading, *space), image, spatial_axes)
+    if sample_weight is not None:
+        sample_weight = check_weights(sample_weight, (*leading, *space), image, spatial_dims)
         if guide is None:
-            image, lost = hide_lost(image, weights, spatial_axes)
+            image, lost = hide_lost(image, sample_weight, spatial_dims)
     edges = image if guide is None else guide
     reach, axes, run = WINDOW_REACH, None, None
-    if spatial_axes == 2 and method == "auto":
-        choice = choose_for_pixels(image, edges, sigma_space, sigma_range)
-        method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
+    if spatial_dims == 2 and method == "auto":
+        choice = choose_for_pixels(image, edges, sigma_space, sigma_color)
+        method, reach = ("exact" if choice.method == "exact" else "lattice"), choice.reach
         # a halo is for the lattice, and gradients of the grid are slow
-        if choice.guide is not None and not halo and not wants_gradient(weights):
+        if choice.guide is not None and not halo and not wants_gradient(sample_weight):
             method, axes, edges = "exact", choice.axes, choice.guide
             image = edges if guide is None else image
-    if spatial_axes == 2 and method == "exact":
-        window = window_of(edges, sigma_space, sigma_range, reach)
+    if spatial_dims == 2 and method == "exact":
+        window = window_of(edges, sigma_space, sigma_color, reach)
         run = None if window is None else partial(sum_pixels, window=window, axes=axes)
     if run is None:
-        features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+        features = bilateral_features(
+            edges, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims, origin=origin
+        )
         features = features.flatten(0, -3) if features.dim() > 3 else features
         run = partial(filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
-    has_items = edges.dim() > spatial_axes + 2
-    values = image.flatten(-spatial_axes).mT
+    has_items = edges.dim() > spatial_dims + 2
+    values = image.flatten(-spatial_dims).mT
     values = values.flatten(0, -3) if has_items else values
-    weights = None if weights is None else weights.reshape(values.shape[:-1])
-    filtered, mass = filter_weighted(run, values, weights, "homogeneous", fill_value, return_mass)
+    sample_weight = None if sample_weight is None else sample_weight.reshape(values.shape[:-1])
+    filtered, mass = filter_weighted(run, values, sample_weight, "homogeneous", fill_value, return_mass)
     filtered = filtered.mT.reshape(image.shape)
     if lost is not None:
-        filtered = torch.where(lost.unsqueeze(-spatial_axes - 1), fill_value, filtered)
+        filtered = torch.where(lost.unsqueeze(-spatial_dims - 1), fill_value, filtered)
     if mass is None:
         return filtered
     mass = mass.reshape(*leading, *space)

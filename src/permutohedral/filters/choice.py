@@ -26,7 +26,8 @@ from permutohedral.filters.color_grid import (
     is_within_limits,
 )
 from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
-from permutohedral.lattice.features import Sigma, bilateral_features, check_guide, check_image, numbers_of
+from permutohedral.lattice.features import Sigma, check_guide, check_image, numbers_of
+from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops import operators
 from permutohedral.ops.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_plain, is_recorded, is_traced, wants_gradient
@@ -106,7 +107,7 @@ class Choice:
     exact: few points
     """
 
-    method: Literal["exact", "grid", "separable"]
+    method: Literal["exact", "grid", "lattice"]
     reason: str
     reach: float = _REACHES[0]
     axes: ColorAxes | None = None
@@ -120,7 +121,7 @@ def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor |
     """Explain which method `gaussian_filter` uses with `method="auto"`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
+    >>> ph.accuracy.explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
     'exact'
     """
     check_tensor("values", values)
@@ -129,21 +130,21 @@ def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor |
 
 
 def explain_bilateral(
-    image: Tensor, sigma_space: Sigma, sigma_range: Sigma, guide: Tensor | None = None, *, spatial_axes: int = 2
+    image: Tensor, guide: Tensor | None = None, *, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int = 2
 ) -> str:
     """Explain which method `bilateral_filter` uses with `method="auto"`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_range=0.1).split(":")[0]
+    >>> ph.accuracy.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_color=0.1).split(":")[0]
     'exact'
     """
-    check_image(image, spatial_axes)
+    check_image(image, spatial_dims)
     edges = image if guide is None else guide
-    check_guide(edges, image, spatial_axes)
-    if spatial_axes == 2:
-        return str(choose_for_pixels(image, edges, sigma_space, sigma_range))
-    features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes)
-    return str(choose_for_points(image.flatten(-spatial_axes).mT, features, None))
+    check_guide(edges, image, spatial_dims)
+    if spatial_dims == 2:
+        return str(choose_for_pixels(image, edges, sigma_space, sigma_color))
+    features = bilateral_features(edges, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims)
+    return str(choose_for_points(image.flatten(-spatial_dims).mT, features, None))
 
 
 def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> Choice:
@@ -155,18 +156,18 @@ def choose_for_points(values: Tensor, features: Tensor | None, target_features: 
     """
     given = [values, features] + [target_features] * (target_features is not None)
     if features is None or not all(isinstance(each, Tensor) and each.dim() >= 2 for each in given):
-        return Choice("separable", "there are no features or no values")
+        return Choice("lattice", "there are no features or no values")
     sources, dimension = features.shape[-2:]
     targets = sources if target_features is None else target_features.shape[-2]
     costs = costs_of(features.device)
     pairs = costs.pairs(sources * targets, dimension, values.shape[-1])
     lattice = (sources + targets) / 2 * costs.lattice(dimension, 1.0)
     times = f"about {_in_words(pairs)} for all pairs, {_in_words(lattice)} for the lattice"
-    return Choice("exact" if pairs <= _MAX_TIME_RATIO * lattice else "separable", times)
+    return Choice("exact" if pairs <= _MAX_TIME_RATIO * lattice else "lattice", times)
 
 
 def choose_for_pixels(
-    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, costs: Costs | None = None
+    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, costs: Costs | None = None
 ) -> Choice:
     """Choose between an exact window, a color grid and the lattice.
 
@@ -174,7 +175,7 @@ def choose_for_pixels(
         image: `[..., channels, height, width]`.
         guide: `[..., guide channels, height, width]`.
         sigma_space: standard deviation over positions, in pixels.
-        sigma_range: standard deviation over colors, in units of the guide's values.
+        sigma_color: standard deviation over colors, in units of the guide's values.
         costs: default: those of the guide's device.
 
     >>> image = torch.rand(3, 60, 60)
@@ -182,7 +183,7 @@ def choose_for_pixels(
     'exact'
     """
     if has_no_window(sigma_space):
-        return Choice("separable", "a window has no derivative with respect to sigma_space")
+        return Choice("lattice", "a window has no derivative with respect to sigma_space")
     costs = costs_of(guide.device) if costs is None else costs
     *items, guides, height, width = guide.shape
     pixels, dimension = math.prod(items) * height * width, 2 + guides
@@ -197,13 +198,13 @@ def choose_for_pixels(
     if costs.lattice_point:
         if is_traced():
             return _choose_traced()
-        lattice = pixels * costs.lattice(dimension, _lattice_points_per_pixel(guide, sigmas, sigma_range))
+        lattice = pixels * costs.lattice(dimension, _lattice_points_per_pixel(guide, sigmas, sigma_color))
     for reach, size, time in zip(_REACHES, sizes, exact, strict=True):
         times = f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for the lattice"
         if time <= _MAX_TIME_RATIO * lattice:
             return Choice("exact", times, reach)
-    grid = _choose_grid(image, guide, sigmas, sigma_range, costs, lattice) if min(sigmas) >= _MIN_GRID_SIGMA else None
-    return grid or Choice("separable", times)
+    grid = _choose_grid(image, guide, sigmas, sigma_color, costs, lattice) if min(sigmas) >= _MIN_GRID_SIGMA else None
+    return grid or Choice("lattice", times)
 
 
 def _choose_traced() -> Choice:
@@ -213,17 +214,17 @@ def _choose_traced() -> Choice:
     if not is_recorded():
         advice = 'pass a method such as "exact" or "separable" for the results of a plain call'
         warnings.warn(f'method="auto" takes the lattice here: {reason}; {advice}', AccuracyWarning, stacklevel=4)
-    return Choice("separable", reason)
+    return Choice("lattice", reason)
 
 
 def _choose_grid(
-    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma, costs: Costs, lattice: float
+    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_color: Sigma, costs: Costs, lattice: float
 ) -> Choice | None:
     """Choose the color grid if it is about as fast as the lattice; None if not, or if gradients are wanted."""
     if not has_color_grid(guide):
         return None
     *items, guides, height, width = guide.shape
-    if not 0 < guides <= MAX_GUIDE_CHANNELS or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
+    if not 0 < guides <= MAX_GUIDE_CHANNELS or wants_gradient(image, guide, sigma_color) or not is_plain(image, guide):
         return None
     count = math.prod(items)
     # the mass is one more channel
@@ -235,7 +236,7 @@ def _choose_grid(
 
     if estimate(count_places(guide, sigmas, COARSE), 0.0) > _MAX_TIME_RATIO * lattice:
         return None
-    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides, "sigma_range")
+    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_color, guides, "sigma_color")
     axes = find_axes(pictures, ranges)
     if axes is None:
         return None
@@ -250,13 +251,13 @@ def _choose_grid(
     return Choice("grid", reason, axes=axes, guide=guide)
 
 
-def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma) -> float:
+def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_color: Sigma) -> float:
     """Count lattice points in a few squares of the first item."""
     with torch.no_grad():
         first = guide[(0,) * (guide.dim() - 3)]
         squares = [first[:, y, x] for y in _intervals(first.shape[1]) for x in _intervals(first.shape[2])]
         # one below another: positions of squares hardly change the count
-        features = bilateral_features(torch.cat(squares, dim=1), sigmas, sigma_range)
+        features = bilateral_features(torch.cat(squares, dim=1), sigma_space=sigmas, sigma_color=sigma_color)
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
     extents = zip(squares[0].shape[1:], first.shape[1:], sigmas, strict=True)

@@ -144,12 +144,12 @@ def count_places(image: Tensor, sigma: Sequence[float], step: GridStep) -> float
     return math.prod(size / cell + 1 for size, cell in zip(image.shape[-2:], cells, strict=True))
 
 
-def estimate_nodes(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> float:
+def estimate_nodes(guide: Tensor, sigma_color: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> float:
     """Estimate the stored nodes at each place from the pixels of a few squares of the first image.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
-        sigma_range: standard deviations of its channels.
+        sigma_color: standard deviations of its channels.
         sigma: over y and x, in pixels.
         axes: of the guide.
 
@@ -160,7 +160,7 @@ def estimate_nodes(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[
     cells = _cell_sizes(guide, sigma, axes.step)
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
     squares = torch.stack([guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)])
-    coordinates = squares.cpu().double().numpy() / np.array(sigma_range) @ axes.directions.T - axes.origin
+    coordinates = squares.cpu().double().numpy() / np.array(sigma_color) @ axes.directions.T - axes.origin
     if not np.abs(coordinates).max() <= _MAX_AXIS_NODES:
         return math.inf
     # [axes, squares, pixels]
@@ -180,7 +180,7 @@ def estimate_nodes(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[
     return _STORED_PER_TOUCHED * float(np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares))
 
 
-def is_within_limits(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> bool:
+def is_within_limits(guide: Tensor, sigma_color: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> bool:
     """Return whether the grid is within the limits of the compiled core, whatever the colors of a place are.
 
     The arguments are those of `estimate_nodes`.
@@ -190,7 +190,7 @@ def is_within_limits(guide: Tensor, sigma_range: Sequence[float], sigma: Sequenc
     True
     """
     # the box around all colors; both ends are rounded, along the last axis to pairs of nodes
-    extents = np.abs(axes.directions) @ (_color_spans(guide) / np.array(sigma_range)) + _TAPS + 1
+    extents = np.abs(axes.directions) @ (_color_spans(guide) / np.array(sigma_color)) + _TAPS + 1
     extents[-1] += 2
     rows = float(extents[:-1].prod()) * (count_places(guide, sigma, axes.step) + 1)
     # False for NaN

@@ -15,11 +15,13 @@ from permutohedral.errors import DOCUMENTATION, AccuracyWarning, InputError
 from permutohedral.filters.exact import sum_points
 from permutohedral.lattice.features import (
     Sigma,
-    bilateral_features,
     check_guide,
     check_image,
     numbers_of,
     space_in_words,
+)
+from permutohedral.lattice.features import (
+    bilateral as bilateral_features,
 )
 from permutohedral.ops.tensors import check_count, check_tensor
 
@@ -40,7 +42,7 @@ class ErrorEstimate:
         num_samples: number of targets.
 
     >>> import permutohedral as ph
-    >>> ph.ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
+    >>> ph.accuracy.ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
     'relative error 1.0 %, 10.0 % of what the filter changes, at most 0.02 at 128 samples'
     """
 
@@ -80,7 +82,7 @@ def estimate_error(
     >>> import torch, permutohedral as ph
     >>> values, features = torch.rand(500, 2), 3 * torch.rand(500, 2)
     >>> filtered = ph.gaussian_filter(values, features)
-    >>> ph.estimate_error(filtered, values, features).relative < 0.1
+    >>> ph.accuracy.estimate_error(filtered, values, features).relative < 0.1
     True
     """
     check_count("samples", samples, least=1)
@@ -104,11 +106,11 @@ def estimate_error(
 def estimate_bilateral_error(
     filtered: Tensor,
     image: Tensor,
-    sigma_space: Sigma,
-    sigma_range: Sigma,
     guide: Tensor | None = None,
     *,
-    spatial_axes: int = 2,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    spatial_dims: int = 2,
     samples: int = 256,
     warn_above: float | None = None,
 ) -> ErrorEstimate:
@@ -118,43 +120,43 @@ def estimate_bilateral_error(
         filtered: `[channels, *space]`, the result of the filter, by default `[channels, height, width]`.
         image: `[channels, *space]`.
         sigma_space: see `bilateral_filter`.
-        sigma_range: see `bilateral_filter`.
+        sigma_color: see `bilateral_filter`.
         guide: `[guide channels, *space]`; default: the image itself.
-        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         samples: about the number of pixels that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
     >>> import torch, permutohedral as ph
     >>> image = torch.rand(3, 40, 50)
-    >>> filtered = ph.bilateral_filter(image, 2.0, 0.5, method="exact")
-    >>> ph.estimate_bilateral_error(filtered, image, 2.0, 0.5).relative < 1e-4
+    >>> filtered = ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.5, method="exact")
+    >>> ph.accuracy.estimate_bilateral_error(filtered, image, sigma_space=2.0, sigma_color=0.5).relative < 1e-4
     True
     """
     check_count("samples", samples, least=1)
     check_tensor("filtered", filtered)
-    check_image(image, spatial_axes)
+    check_image(image, spatial_dims)
     edges = image if guide is None else guide
-    check_guide(edges, image, spatial_axes)
-    if image.dim() != spatial_axes + 1 or filtered.shape != image.shape:
+    check_guide(edges, image, spatial_dims)
+    if image.dim() != spatial_dims + 1 or filtered.shape != image.shape:
         raise InputError(
-            f"image and filtered must be [channels, {space_in_words(spatial_axes)}], got {tuple(image.shape)} and "
+            f"image and filtered must be [channels, {space_in_words(spatial_dims)}], got {tuple(image.shape)} and "
             f"{tuple(filtered.shape)}; estimate the items of a batch one by one"
         )
     sigmas, features_of = (
-        numbers_of(sigma_space, spatial_axes, "sigma_space"),
-        partial(bilateral_features, spatial_axes=spatial_axes),
+        numbers_of(sigma_space, spatial_dims, "sigma_space"),
+        partial(bilateral_features, spatial_dims=spatial_dims),
     )
     cubes = list(_cubes(image.shape[1:], sigmas, samples))
     if sum(_volume(around) for _, around in cubes) > math.prod(image.shape[1:]):
         # the surroundings of all cubes together are larger than the image
-        features = features_of(edges, sigma_space, sigma_range)
+        features = features_of(edges, sigma_space, sigma_color)
         pixels = filtered.flatten(1).mT, image.flatten(1).mT
         return estimate_error(*pixels, features, samples=samples, warn_above=warn_above)
     found = []
     with torch.no_grad():
         for cube, around in cubes:
             there, here = (slice(None), *around), (slice(None), *cube)
-            features = features_of(edges[there], sigma_space, sigma_range)
+            features = features_of(edges[there], sigma_space, sigma_color)
             targets = features.unflatten(0, image[there].shape[1:])[_within(cube, around)].flatten(0, -2)
             exact = sum_points(image[there].flatten(1).mT, "homogeneous", features, targets)
             found.append((filtered[here].flatten(1).mT, exact, image[here].flatten(1).mT))

@@ -120,7 +120,7 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
     return min(sigma_y, _WIDEST * max(height, 1)), min(sigma_x, _WIDEST * max(width, 1))
 
 
-def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: float = WINDOW_REACH) -> Window | None:
+def window_of(guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, reach: float = WINDOW_REACH) -> Window | None:
     """Return the window of a bilateral filter, None if it `has_no_window`.
 
     >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
@@ -130,7 +130,7 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
         return None
     sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
     wide = guide.to(accumulation_dtype(guide.dtype))
-    units = in_units_of(wide.movedim(-3, -1), sigma_range, "sigma_range").movedim(-1, -3)
+    units = in_units_of(wide.movedim(-3, -1), sigma_color, "sigma_color").movedim(-1, -3)
     check_finite(units)
     # without channels, the number of items does not follow from the other extents
     return Window(units.reshape(units.shape[:-3].numel(), *units.shape[-3:]), sigma, reach)

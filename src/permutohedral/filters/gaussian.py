@@ -27,7 +27,7 @@ from permutohedral.ops.composite import filter_points
 from permutohedral.ops.constants import items_of_points
 from permutohedral.ops.contract import SMALLEST_MASS, Declined, accumulation_dtype
 
-GaussianMethod = Literal["separable", "dense", "exact", "auto"]
+GaussianMethod = Literal["lattice", "dense", "exact", "auto"]
 
 
 @overload
@@ -35,12 +35,12 @@ def gaussian_filter(
     values: Tensor,
     features: Tensor | None,
     target_features: Tensor | None = None,
+    *,
+    method: GaussianMethod = "lattice",
     normalization: Normalization = "homogeneous",
-    method: GaussianMethod = "separable",
     halo: int = 0,
     lattice: Lattice | None = None,
-    *,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[False] = False,
 ) -> Tensor: ...
@@ -51,12 +51,12 @@ def gaussian_filter(
     values: Tensor,
     features: Tensor | None,
     target_features: Tensor | None = None,
+    *,
+    method: GaussianMethod = "lattice",
     normalization: Normalization = "homogeneous",
-    method: GaussianMethod = "separable",
     halo: int = 0,
     lattice: Lattice | None = None,
-    *,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -66,12 +66,12 @@ def gaussian_filter(
     values: Tensor,
     features: Tensor | None,
     target_features: Tensor | None = None,
+    *,
+    method: GaussianMethod = "lattice",
     normalization: Normalization = "homogeneous",
-    method: GaussianMethod = "separable",
     halo: int = 0,
     lattice: Lattice | None = None,
-    *,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -90,11 +90,11 @@ def gaussian_filter(
             than in plain calls.
         halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
         lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features.
-        weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
+        sample_weight: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
             mask. Values of weight zero may be anything, NaN included. Weights below the smallest normal number of their
             dtype (1e-38 in float32) count as zero. With "homogeneous" and "none" only.
         fill_value: the result at targets without any weight nearby.
-        return_mass: also return the weights filtered with "none": how much weight is near each target.
+        return_mass: also return the sample_weight filtered with "none": how much weight is near each target.
 
     Returns:
         `[target points, channels]`, with the batch axes of `values`; with `return_mass`, also the mass
@@ -112,7 +112,7 @@ def gaussian_filter(
     run = partial(
         filter_gaussian, features=features, target_features=target_features, method=method, halo=halo, lattice=lattice
     )
-    filtered, mass = filter_weighted(run, values, weights, normalization, fill_value, return_mass)
+    filtered, mass = filter_weighted(run, values, sample_weight, normalization, fill_value, return_mass)
     return filtered if mass is None else (filtered, mass)
 
 
@@ -129,7 +129,7 @@ def filter_gaussian(
     if method == "auto":
         exact = lattice is None and normalization in EXACT_NORMALIZATIONS
         exact = exact and choose_for_points(values, features, target_features).method == "exact"
-        method = "exact" if exact else "separable"
+        method = "exact" if exact else "lattice"
     if method == "exact":
         if features is None:
             raise InputError("features are missing: the exact method needs features [points, d]")

@@ -21,11 +21,11 @@ def permutohedral_filter(
     features: Tensor | None,
     weight: Tensor,
     target_features: Tensor | None = None,
+    *,
     neighborhood_size: int = 1,
     normalization: Normalization = "none",
     lattice: Lattice | None = None,
-    *,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Splat, convolve with `weight` and slice: the permutohedral convolution of the paper.
 
@@ -39,7 +39,7 @@ def permutohedral_filter(
             root on either side), "density" (divide every lattice point by its splatted weight before convolving) or
             "coverage" (the same, and divide by the share of the Gaussian that lies on occupied lattice points).
         lattice: from `build_lattice`, instead of features; ragged batches need one.
-        weights: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density that
+        sample_weight: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density that
             the normalization divides by.
 
     Returns:
@@ -50,10 +50,10 @@ def permutohedral_filter(
     >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
     torch.Size([100, 5])
     """
-    if weights is None:
+    if sample_weight is None:
         check_finite_values(values)
     lattice = lattice_for(features, target_features, lattice, neighborhood_size)
-    return filter_with_bias(values, lattice, weight, None, normalization, weights)
+    return filter_with_bias(values, lattice, weight, None, normalization, sample_weight)
 
 
 def filter_with_bias(
@@ -62,7 +62,7 @@ def filter_with_bias(
     weight: Tensor,
     bias: Tensor | None,
     normalization: Normalization,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Run `permutohedral_filter` on a lattice, and add `bias [out_channels]` to the result."""
     device = lattice.device
@@ -70,16 +70,16 @@ def filter_with_bias(
     if torch.is_autocast_enabled(device.type) and lattice.dtype == torch.float32:
         values, weight, bias = to_autocast_dtype(device, values, weight, bias)
         with torch.autocast(device.type, enabled=False):
-            return filter_with_bias(values, lattice, weight, bias, normalization, weights)
+            return filter_with_bias(values, lattice, weight, bias, normalization, sample_weight)
     if normalization != "none" and _is_float16(values) and _is_float16(weight):
         # sums exceed the range of float16 before they are divided by mass or density, and so do their gradients
         wide = None if bias is None else bias.float()
-        return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, weights).half()
-    if weights is not None:
+        return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, sample_weight).half()
+    if sample_weight is not None:
         if normalization == "symmetric":
-            raise InputError("weights do not go with the normalization 'symmetric': targets have none")
+            raise InputError("sample_weight do not go with the normalization 'symmetric': targets have none")
         check_points(values, lattice)
-        weighted = weigh(values, weights)
+        weighted = weigh(values, sample_weight)
         check_finite_values(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return compose(counted, weight, bias, lattice, normalization, weighted[..., -1:])
@@ -125,11 +125,11 @@ def compose(
     bias: Tensor | None,
     lattice: Lattice,
     normalization: Normalization,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Compose the filter of operators."""
     step = partial(convolve_with, weight=weight)
-    output = filter_normalized(values, lattice, normalization, step, DENSE, weights)
+    output = filter_normalized(values, lattice, normalization, step, DENSE, sample_weight)
     return output if bias is None else output + bias.to(output.dtype)
 
 

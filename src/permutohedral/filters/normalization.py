@@ -78,11 +78,11 @@ def filter_normalized(
     normalization: Normalization,
     step: Step,
     gaussian: Gaussian,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Splat, `step`, slice, and normalize; `gaussian` measures the mass.
 
-    Mass and density are those of `weights [..., points, 1]`, by default of ones, in the dtype of the features: the
+    Mass and density are those of `sample_weight [..., points, 1]`, by default of ones, in the dtype of the features: the
     least of them are zero in float16. The values are weighted already.
     """
     if normalization not in NORMALIZATIONS:
@@ -93,12 +93,12 @@ def filter_normalized(
         values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
     density = None
     if normalization in ("density", "coverage"):
-        density = splat_density(lattice) if weights is None else splat(weights, lattice)
+        density = splat_density(lattice) if sample_weight is None else splat(sample_weight, lattice)
     output = apply_step(values, lattice, step, density)
     if normalization == "coverage" and density is not None:
         output = (output / _coverage(lattice, gaussian, density)).to(output.dtype)
     if normalization == "homogeneous":
-        output = (output / _mass(lattice, gaussian, weights)).to(output.dtype)
+        output = (output / _mass(lattice, gaussian, sample_weight)).to(output.dtype)
     if normalization == "symmetric":
         output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
     return output
@@ -115,10 +115,10 @@ def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | N
     return slice(step(means, lattice), lattice)
 
 
-def _mass(lattice: Lattice, gaussian: Gaussian, weights: Tensor | None = None) -> Tensor:
-    """Filter the weights, by default ones, with the Gaussian: `[..., target points, 1]`."""
-    if weights is not None:
-        return apply_step(weights, lattice, gaussian.blur) + SMALLEST_MASS
+def _mass(lattice: Lattice, gaussian: Gaussian, sample_weight: Tensor | None = None) -> Tensor:
+    """Filter the sample_weight, by default ones, with the Gaussian: `[..., target points, 1]`."""
+    if sample_weight is not None:
+        return apply_step(sample_weight, lattice, gaussian.blur) + SMALLEST_MASS
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
     if lattice.batch_size is not None:
         ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)

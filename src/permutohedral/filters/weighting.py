@@ -24,7 +24,7 @@ Filter = Callable[[Tensor, Normalization], Tensor]
 def filter_weighted(
     run: Filter,
     values: Tensor,
-    weights: Tensor | None,
+    sample_weight: Tensor | None,
     normalization: Normalization,
     fill_value: float,
     with_mass: bool,
@@ -32,24 +32,24 @@ def filter_weighted(
     """Filter weighted values; with `with_mass` also return the mass near each target.
 
     Args:
-        run: the filter without weights.
+        run: the filter without sample_weight.
         values: `[..., points, channels]`.
-        weights: see `weigh`.
-        normalization: "homogeneous" or "none"; any other without weights, fill value and mass.
+        sample_weight: see `weigh`.
+        normalization: "homogeneous" or "none"; any other without sample_weight, fill value and mass.
         fill_value: the result where the mass is zero.
         with_mass: return the mass.
 
     Returns:
         `[..., target points, channels]` and `[..., target points]` or None.
     """
-    if weights is None and fill_value == 0 and not with_mass:
+    if sample_weight is None and fill_value == 0 and not with_mass:
         check_finite_values(values)
         return run(values, normalization), None
     if normalization not in ("homogeneous", "none"):
         raise InputError(
-            f"weights, fill_value and return_mass go with 'homogeneous' and 'none', not with {normalization!r}"
+            f"sample_weight, fill_value and return_mass go with 'homogeneous' and 'none', not with {normalization!r}"
         )
-    weighted = weigh(values, weights)
+    weighted = weigh(values, sample_weight)
     check_finite_values(weighted)
     # dividing both by the same mass changes nothing, and the normalized filter is the fastest
     sums = run(weighted, "none" if with_mass else normalization)
@@ -61,12 +61,12 @@ def filter_weighted(
     return filtered, mass[..., 0] if with_mass else None
 
 
-def weigh(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Return values times weights, with the weights as one more channel.
+def weigh(values: Tensor, sample_weight: Tensor | None) -> Tensor:
+    """Return values times sample_weight, with the sample_weight as one more channel.
 
     Args:
         values: float `[..., points, channels]`; anything at points of weight zero, NaN included.
-        weights: bool or float, not negative, `[points]` or with the batch axes of the values; None for ones.
+        sample_weight: bool or float, not negative, `[points]` or with the batch axes of the values; None for ones.
 
     Returns:
         `[..., points, channels + 1]`, of at least 32 bits.
@@ -76,24 +76,24 @@ def weigh(values: Tensor, weights: Tensor | None) -> Tensor:
     """
     check_tensor("values", values)
     wide = values.to(accumulation_dtype(values.dtype))
-    if weights is None:
+    if sample_weight is None:
         return torch.cat([wide, wide.new_ones(()).expand(*wide.shape[:-1], 1)], dim=-1)
-    weights = check_weights(weights, values.shape[:-1], values)[..., None]
-    unknown = (weights == 0) & ~wide.isfinite().all(dim=-1, keepdim=True)
+    sample_weight = check_weights(sample_weight, values.shape[:-1], values)[..., None]
+    unknown = (sample_weight == 0) & ~wide.isfinite().all(dim=-1, keepdim=True)
     # neither an unknown value nor its weight has a derivative
-    weights, known = torch.where(unknown, 0.0, weights), torch.where(unknown, 0.0, wide)
-    return torch.cat([known * weights, weights], dim=-1)
+    sample_weight, known = torch.where(unknown, 0.0, sample_weight), torch.where(unknown, 0.0, wide)
+    return torch.cat([known * sample_weight, sample_weight], dim=-1)
 
 
-def hide_lost(image: Tensor, weights: Tensor, spatial_axes: int = 2) -> tuple[Tensor, Tensor]:
+def hide_lost(image: Tensor, sample_weight: Tensor, spatial_dims: int = 2) -> tuple[Tensor, Tensor]:
     """Return the image, zero where its weight is zero and it is not finite, and the mask of these pixels."""
-    channels = -spatial_axes - 1
-    lost = (weights == 0) & ~image.isfinite().all(dim=channels)
+    channels = -spatial_dims - 1
+    lost = (sample_weight == 0) & ~image.isfinite().all(dim=channels)
     return torch.where(lost.unsqueeze(channels), 0.0, image), lost
 
 
-def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor, axes: int = 1) -> Tensor:
-    """Return the weights as floats of at least 32 bits, expanded to `shape`, that of the points of `values`.
+def check_weights(sample_weight: Tensor, shape: Sequence[int], values: Tensor, axes: int = 1) -> Tensor:
+    """Return the sample_weight as floats of at least 32 bits, expanded to `shape`, that of the points of `values`.
 
     The last `axes` of the shape are those of the points. Those before them are batch axes, which may be missing.
 
@@ -103,26 +103,30 @@ def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor, axes: i
     >>> check_weights(torch.tensor([True, False]), (3, 2), torch.zeros(3, 2, 1)).shape
     torch.Size([3, 2])
     """
-    check_tensor("weights", weights)
-    if weights.dtype != torch.bool and not weights.is_floating_point():
+    check_tensor("sample_weight", sample_weight)
+    if sample_weight.dtype != torch.bool and not sample_weight.is_floating_point():
         raise InputError(
-            f"weights must be bool or floating, got {weights.dtype}; convert them with .bool() or .float()"
+            f"sample_weight must be bool or floating, got {sample_weight.dtype}; convert them with .bool() or .float()"
         )
-    if weights.device != values.device:
-        raise InputError(f"weights are on {weights.device} but the values on {values.device}; move one")
-    fits = len(shape) >= weights.dim() >= axes and weights.shape[weights.dim() - axes :] == tuple(shape[-axes:])
-    if not fits or any(a not in (1, b) for a, b in zip(reversed(weights.shape), reversed(shape), strict=False)):
+    if sample_weight.device != values.device:
+        raise InputError(f"sample_weight are on {sample_weight.device} but the values on {values.device}; move one")
+    fits = len(shape) >= sample_weight.dim() >= axes and sample_weight.shape[sample_weight.dim() - axes :] == tuple(
+        shape[-axes:]
+    )
+    if not fits or any(a not in (1, b) for a, b in zip(reversed(sample_weight.shape), reversed(shape), strict=False)):
         raise InputError(
-            f"weights must be {list(shape)}, one for each point, or without the batch axes, got {list(weights.shape)}"
+            f"sample_weight must be {list(shape)}, one for each point, or without the batch axes, got {list(sample_weight.shape)}"
         )
-    weights = weights.to(accumulation_dtype(values.dtype))
-    fit = (weights >= 0) & (weights < torch.inf)
-    if not _is_readable(weights):
-        # they cannot be read, so invalid weights become NaN in the result
-        weights = torch.where(fit, weights, torch.nan)
+    sample_weight = sample_weight.to(accumulation_dtype(values.dtype))
+    fit = (sample_weight >= 0) & (sample_weight < torch.inf)
+    if not _is_readable(sample_weight):
+        # they cannot be read, so invalid sample_weight become NaN in the result
+        sample_weight = torch.where(fit, sample_weight, torch.nan)
     elif not bool(fit.all()):
-        raise InputError("weights must be finite and not negative; clamp them, for instance with weights.clamp(0, 1)")
-    return weights.expand(*shape)
+        raise InputError(
+            "sample_weight must be finite and not negative; clamp them, for instance with sample_weight.clamp(0, 1)"
+        )
+    return sample_weight.expand(*shape)
 
 
 def check_finite_values(values: Tensor) -> None:
@@ -147,7 +151,7 @@ def check_finite_values(values: Tensor) -> None:
         if bad:
             raise InputError(
                 f"values must be finite, but {bad} of {numbers.numel()} are NaN or infinite; repair them, or give "
-                "weights that are zero there"
+                "sample_weight that are zero there"
             )
 
 

@@ -174,25 +174,25 @@ def rows_of_samples(places: Tensor, extents: tuple[int, ...]) -> Tensor:
     return rows
 
 
-def fill_unknown(maps: Tensor, confidence: Tensor, axes: int) -> Tensor:
-    """Fill samples of confidence zero with means over increasingly large surroundings.
+def fill_unknown(maps: Tensor, sample_weight: Tensor, axes: int) -> Tensor:
+    """Fill samples of sample_weight zero with means over increasingly large surroundings.
 
     Args:
         maps: `[items, channels, *space]`, finite.
-        confidence: `[items, 1 or channels, *space]`, not negative; positive somewhere in each item and channel.
+        sample_weight: `[items, 1 or channels, *space]`, not negative; positive somewhere in each item and channel.
         axes: number of spatial axes.
 
     >>> fill_unknown(torch.tensor([[[1.0, 0.0, 0.0]]]), torch.tensor([[[1.0, 0.0, 0.0]]]), 1).tolist()
     [[[1.0, 1.0, 1.0]]]
     """
-    known = confidence > 0
+    known = sample_weight > 0
     extents = tuple(maps.shape[2:])
     # each item has a known sample, which is then the only one
     if max(extents) == 1 or surely_all(known):
         return maps
     half = tuple((extent + 1) // 2 for extent in extents)
-    mass = _POOL[axes](confidence, half)
-    sums = _POOL[axes](maps * confidence, half)
+    mass = _POOL[axes](sample_weight, half)
+    sums = _POOL[axes](maps * sample_weight, half)
     below = fill_unknown(sums / torch.where(mass > 0, mass, 1.0), mass, axes)
     filled = functional.interpolate(below, extents, mode=_LINEAR[axes], align_corners=False)
     return torch.where(known, maps, filled)

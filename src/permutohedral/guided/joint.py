@@ -17,7 +17,8 @@ from torch import Tensor
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids, Windows, find_windows
 from permutohedral.guided.maps import FEATURE_SHIFT, Layout, features_of
-from permutohedral.lattice.features import Sigma, in_units_of, join_features
+from permutohedral.lattice.features import Sigma, in_units_of
+from permutohedral.lattice.features import join as join_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
@@ -186,27 +187,27 @@ def _slice_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
 
 
 def joint_lattice(
-    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_color: Sigma, origin: Sequence[int] | None = None
 ) -> Joint:
     """Build the lattice of a guide `[..., channels, *grids.fine]`, from `grids.coarse` samples to all samples."""
-    sources, targets = joint_features(guide, grids, sigma_space, sigma_range, origin)
+    sources, targets = joint_features(guide, grids, sigma_space, sigma_color, origin)
     if sources.dim() == 3 and len(sources) == 1:
         # keys of a single item need no batch index
         sources, targets = sources[0], targets[0]
-    return Joint(grids, build_lattice(sources, targets, 0, separable=True), sigma_space)
+    return Joint(grids, build_lattice(sources, targets, neighborhood_size=0, separable=True), sigma_space)
 
 
 def joint_features(
-    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_color: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the features of coarse samples and of all samples, `[points, d]`, or `[items, points, d]` of a batch."""
-    targets = features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
+    targets = features_of(guide, sigma_space, sigma_color, len(grids.fine), origin)
     wide = guide.to(accumulation_dtype(guide.dtype))
     seen = grids.observe(wide).flatten(-len(grids.fine)).mT
     positions = grids.positions(wide.dtype, wide.device)
     if origin is not None:
         positions = positions + positions.new_tensor(origin)
-    sources = join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range)) + FEATURE_SHIFT
+    sources = join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_color)) + FEATURE_SHIFT
     return sources.flatten(0, -3) if sources.dim() > 3 else sources, targets
 
 

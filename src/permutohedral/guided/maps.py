@@ -14,7 +14,8 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.features import Sigma, bilateral_features, check_channels_first
+from permutohedral.lattice.features import Sigma, check_channels_first
+from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_tensor
 from permutohedral.ops.tracing import is_batched, is_unreadable, plain_numbers, surely_all
@@ -105,42 +106,42 @@ def is_channels_last(maps: Tensor, axes: int) -> bool:
     return maps.stride(-axes - 1) == 1 and not maps.is_contiguous()
 
 
-def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
+def check_space(guide: Tensor, spatial_dims: int) -> tuple[int, ...]:
     """Return the extents of a guide, which must be floating, `[..., channels, *space]`."""
-    if spatial_axes not in (1, 2, 3):
-        raise InputError(f"spatial_axes must be 1, 2 (images) or 3 (volumes), got {spatial_axes!r}")
+    if spatial_dims not in (1, 2, 3):
+        raise InputError(f"spatial_dims must be 1, 2 (images) or 3 (volumes), got {spatial_dims!r}")
     check_tensor("guide", guide)
     if not guide.is_floating_point():
         raise InputError(
             f"guide must be floating, got {guide.dtype}; convert it, for instance with guide.float() / 255"
         )
-    if guide.dim() <= spatial_axes:
+    if guide.dim() <= spatial_dims:
         raise InputError(
-            f"guide must have channels before {spatial_axes} axes of space, got {tuple(guide.shape)}; pass one without "
-            f"channels as guide.unsqueeze({-spatial_axes - 1})"
+            f"guide must have channels before {spatial_dims} axes of space, got {tuple(guide.shape)}; pass one without "
+            f"channels as guide.unsqueeze({-spatial_dims - 1})"
         )
-    check_channels_first(guide, spatial_axes)
-    return tuple(guide.shape[-spatial_axes:])
+    check_channels_first(guide, spatial_dims)
+    return tuple(guide.shape[-spatial_dims:])
 
 
-def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.device, spatial_axes: int) -> Layout:
+def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.device, spatial_dims: int) -> Layout:
     """Return the layout of maps along a guide with the batch axes `items`, or raise if they do not match."""
     check_tensor(name, maps)
-    if maps.dim() <= spatial_axes or not maps.is_floating_point():
+    if maps.dim() <= spatial_dims or not maps.is_floating_point():
         raise InputError(
-            f"{name} must be floating, with channels before {spatial_axes} axes of space, got {maps.dtype} of shape "
+            f"{name} must be floating, with channels before {spatial_dims} axes of space, got {maps.dtype} of shape "
             f"{tuple(maps.shape)}"
         )
     if maps.device != device:
         raise InputError(f"{name} is on {maps.device} but the guide on {device}; move one")
-    leading = tuple(maps.shape[: -spatial_axes - 1])
+    leading = tuple(maps.shape[: -spatial_dims - 1])
     if items and items != leading:
         raise InputError(f"a guide with batch axes {items} needs {name} with the same, got {leading}")
-    return Layout(leading, maps.shape[-spatial_axes - 1], not items)
+    return Layout(leading, maps.shape[-spatial_dims - 1], not items)
 
 
 def features_of(
-    guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, spatial_axes: int, origin: Sequence[int] | None = None
+    guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int, origin: Sequence[int] | None = None
 ) -> Tensor:
     """Return position and guide of every sample in standard deviations plus `FEATURE_SHIFT`.
 
@@ -153,37 +154,39 @@ def features_of(
     if is_batched(guide):
         raise InputError("guide: torch.vmap cannot map over guides; pass batch axes, [..., channels, *space], instead")
 
-    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+    features = bilateral_features(
+        guide, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims, origin=origin
+    )
     features = features + FEATURE_SHIFT
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 
-def confidence_weights(confidence: Tensor, maps: Tensor, spatial_axes: int) -> Tensor:
+def confidence_weights(sample_weight: Tensor, maps: Tensor, spatial_dims: int) -> Tensor:
     """Return weights `[..., *space]` for maps `[..., channels, *space]`."""
-    check_tensor("confidence", confidence)
-    leading, space = maps.shape[: -spatial_axes - 1], maps.shape[-spatial_axes:]
-    if confidence.dim() < spatial_axes or confidence.shape[-spatial_axes:] != space:
+    check_tensor("sample_weight", sample_weight)
+    leading, space = maps.shape[: -spatial_dims - 1], maps.shape[-spatial_dims:]
+    if sample_weight.dim() < spatial_dims or sample_weight.shape[-spatial_dims:] != space:
         raise InputError(
-            f"confidence must be {list(space)}, one number for each sample, with or without the batch axes of the "
-            f"maps, got {list(confidence.shape)}"
+            f"sample_weight must be {list(space)}, one number for each sample, with or without the batch axes of the "
+            f"maps, got {list(sample_weight.shape)}"
         )
-    return check_weights(confidence, (*leading, *space), maps)
+    return check_weights(sample_weight, (*leading, *space), maps)
 
 
-def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> tuple[Tensor, Tensor | None]:
+def known_values(maps: Tensor, sample_weight: Tensor | None, spatial_dims: int) -> tuple[Tensor, Tensor | None]:
     """Return maps with zero in place of NaN, and the weight of each sample, or None if all weights are one.
 
     The weights are `[..., 1, *space]`, or `[..., channels, *space]` where channels may differ in unknown samples.
 
     Raises:
-        InputError: a channel of an item has no sample of positive weight, or the confidence does not match.
+        InputError: a channel of an item has no sample of positive weight, or the sample_weight does not match.
     """
-    if 0 in maps.shape[-spatial_axes:]:
+    if 0 in maps.shape[-spatial_dims:]:
         raise InputError("nothing is known: there are no samples")
-    channels = -spatial_axes - 1
+    channels = -spatial_dims - 1
     finite, weights = _all_finite(maps), None
-    if confidence is not None:
-        weights = confidence_weights(confidence, maps, spatial_axes).unsqueeze(channels)
+    if sample_weight is not None:
+        weights = confidence_weights(sample_weight, maps, spatial_dims).unsqueeze(channels)
     if finite and (weights is None or surely_all(weights > 0)):
         return maps, weights
     unknown = maps.isnan()
@@ -191,8 +194,8 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
         unknown = unknown.any(dim=channels, keepdim=True)
     ones = (~unknown).to(accumulation_dtype(maps.dtype))
     weights = ones if weights is None else ones * weights
-    if not is_unreadable() and not surely_all((weights > 0).flatten(-spatial_axes).any(dim=-1)):
-        raise InputError("nothing is known: every sample of a channel of an item is NaN, or of confidence zero")
+    if not is_unreadable() and not surely_all((weights > 0).flatten(-spatial_dims).any(dim=-1)):
+        raise InputError("nothing is known: every sample of a channel of an item is NaN, or of sample_weight zero")
     maps = torch.where(unknown | (weights == 0), 0.0, maps)
     if not is_unreadable() and not _all_finite(maps):
         raise InputError("values must be finite or NaN, which is unknown; got infinity")

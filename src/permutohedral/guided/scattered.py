@@ -18,11 +18,7 @@ _MOST_WIDENINGS = 24
 
 
 def interpolate(
-    values: Data,
-    features: Data,
-    target_features: Data | None = None,
-    *,
-    weights: Data | None = None,
+    values: Data, features: Data, target_features: Data | None = None, *, sample_weight: Data | None = None
 ) -> tuple[Data, Data]:
     """Interpolate scattered samples at targets; takes and returns tensors or NumPy arrays.
 
@@ -33,7 +29,7 @@ def interpolate(
         values: float `[points, channels]`; NaN is unknown, in each channel separately.
         features: `[points, d]`, divided by the bandwidth wanted.
         target_features: `[target points, d]`; default: `features`, where known values are kept.
-        weights: weight of each point, `[points]`, not negative; zero is unknown.
+        sample_weight: weight of each point, `[points]`, not negative; zero is unknown.
 
     Returns:
         Values `[target points, channels]`, and the mass `[target points]` of samples within about one feature unit.
@@ -48,12 +44,12 @@ def interpolate(
     ([[1.0], [1.0]], [1, 0])
     """
     samples, places = to_tensor(values), to_tensor(features)
-    result, mass = _interpolate(samples, places, optional_tensor(target_features), optional_tensor(weights))
+    result, mass = _interpolate(samples, places, optional_tensor(target_features), optional_tensor(sample_weight))
     return as_given(result, values), as_given(mass, values)
 
 
 def _interpolate(
-    values: Tensor, features: Tensor, target_features: Tensor | None, weights: Tensor | None
+    values: Tensor, features: Tensor, target_features: Tensor | None, sample_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     check_features(features, target_features)
     check_tensor("values", values)
@@ -63,31 +59,31 @@ def _interpolate(
             f"{list(features.shape)}"
         )
     unit: float | Tensor = 1.0
-    if weights is not None and len(values):
-        # products of tiny weights would underflow
-        weights = check_weights(weights, values.shape[:1], values).to(features.dtype)
-        unit = weights.detach().amax().clamp_min(torch.finfo(weights.dtype).tiny)
-        weights = weights / unit
+    if sample_weight is not None and len(values):
+        # products of tiny sample_weight would underflow
+        sample_weight = check_weights(sample_weight, values.shape[:1], values).to(features.dtype)
+        unit = sample_weight.detach().amax().clamp_min(torch.finfo(sample_weight.dtype).tiny)
+        sample_weight = sample_weight / unit
     unknown = values.isnan()
     if values.shape[1] > 1 and not surely_all(unknown.any(dim=1) == unknown.all(dim=1)):
-        parts = [_interpolate_alike(each, features, target_features, weights) for each in values.split(1, dim=1)]
+        parts = [_interpolate_alike(each, features, target_features, sample_weight) for each in values.split(1, dim=1)]
         result, mass = torch.cat([part[0] for part in parts], dim=1), torch.stack([part[1] for part in parts]).amin(0)
     else:
-        result, mass = _interpolate_alike(values, features, target_features, weights)
+        result, mass = _interpolate_alike(values, features, target_features, sample_weight)
     return result, mass * unit
 
 
 def _interpolate_alike(
-    values: Tensor, features: Tensor, target_features: Tensor | None, weights: Tensor | None
+    values: Tensor, features: Tensor, target_features: Tensor | None, sample_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Interpolate channels that are known at the same points."""
     unknown = values.isnan().any(dim=1)
-    given = (~unknown).to(features.dtype) if weights is None else torch.where(unknown, 0.0, weights)
+    given = (~unknown).to(features.dtype) if sample_weight is None else torch.where(unknown, 0.0, sample_weight)
     if not is_unreadable() and not bool((given > 0).any()):
         raise InputError("nothing is known: every value of a channel is NaN, or of weight zero")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
-    result, mass = gaussian_filter(known, features, targets, weights=given, return_mass=True)
+    result, mass = gaussian_filter(known, features, targets, sample_weight=given, return_mass=True)
     # in units of the mean weight of a sample
     least = _LEAST_MASS * (given.sum() / (given > 0).sum()).detach()
     is_left, width = mass.detach() < least, 1.0
@@ -98,7 +94,7 @@ def _interpolate_alike(
         # the number of targets of a traced graph is fixed
         rows = torch.arange(len(targets), device=targets.device) if is_unreadable() else is_left.nonzero()[:, 0]
         wider, near = gaussian_filter(
-            known, features / width, targets.index_select(0, rows) / width, weights=given, return_mass=True
+            known, features / width, targets.index_select(0, rows) / width, sample_weight=given, return_mass=True
         )
         reached = (near.detach() >= least) & is_left.index_select(0, rows)
         found = torch.where(reached[:, None], wider, result.index_select(0, rows))

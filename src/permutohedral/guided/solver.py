@@ -113,40 +113,40 @@ class BilateralSolver:
 
     The result x interpolates the lattice values y that minimize
     sum_k c_k (x_k - t_k)^2 + smoothness * sum_ij W_ij (y_i - y_j)^2 / 2, where W joins neighboring lattice points. It
-    is near the data t where the confidence c is large, and smooth except at the edges of the guide.
+    is near the data t where the sample_weight c is large, and smooth except at the edges of the guide.
 
     Args:
         guide: float `[channels, *space]`, or `[..., channels, *space]` with one guide per item.
         sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
-        sigma_range: bandwidth over the guide, in units of its values; one number, or one for each channel.
-        spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
+        sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel.
+        spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
 
     >>> import torch, permutohedral as ph
-    >>> solver = ph.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
+    >>> solver = ph.guided.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
     >>> solver(torch.rand(1, 24, 32)).shape, solver(torch.rand(5, 3, 4), observe="cells").shape
     (torch.Size([1, 24, 32]), torch.Size([5, 24, 32]))
     """
 
     def __init__(
-        self, guide: Data, sigma_space: Sigma = 8.0, sigma_range: Sigma = 0.1, *, spatial_axes: int = 2
+        self, guide: Data, sigma_space: Sigma = 8.0, sigma_color: Sigma = 0.1, *, spatial_dims: int = 2
     ) -> None:
         picture = to_tensor(guide)
-        self.space = check_space(picture, spatial_axes)
-        self._guide, self._sigmas = picture, (sigma_space, sigma_range)
-        self._items = tuple(picture.shape[: -spatial_axes - 1])
+        self.space = check_space(picture, spatial_dims)
+        self._guide, self._sigmas = picture, (sigma_space, sigma_color)
+        self._items = tuple(picture.shape[: -spatial_dims - 1])
         if self._items:
             # each item has its own lattice and its own iterations
-            guides = picture.flatten(0, -spatial_axes - 2)
-            self._solvers = [BilateralSolver(each, *self._sigmas, spatial_axes=spatial_axes) for each in guides]
+            guides = picture.flatten(0, -spatial_dims - 2)
+            self._solvers = [BilateralSolver(each, *self._sigmas, spatial_dims=spatial_dims) for each in guides]
             return
-        features = features_of(picture, sigma_space, sigma_range, spatial_axes)
+        features = features_of(picture, sigma_space, sigma_color, spatial_dims)
         self.lattice = build_lattice(features, neighborhood_size=0, separable=True)
         self._smoothness = smoothness_on(self.lattice)
 
     def __call__(
         self,
         target: Data,
-        confidence: Data | None = None,
+        sample_weight: Data | None = None,
         smoothness: float | Tensor = 0.3,
         *,
         observe: Observe = "pixels",
@@ -160,14 +160,14 @@ class BilateralSolver:
             raise InputError(f"tolerance must not be negative, got {tolerance}")
         strength = _check_smoothness(smoothness)
         seen = observe if isinstance(observe, str) else to_tensor(observe)
-        data = to_tensor(target), optional_tensor(confidence), optional_tensor(start)
+        data = to_tensor(target), optional_tensor(sample_weight), optional_tensor(start)
         solved = self._solve(*data, strength, seen, (iterations, tolerance))
         return as_given(solved.to(data[0].dtype), target)
 
     def _solve(
         self,
         target: Tensor,
-        confidence: Tensor | None,
+        sample_weight: Tensor | None,
         start: Tensor | None,
         strength: float | Tensor,
         observe: str | Tensor,
@@ -178,8 +178,8 @@ class BilateralSolver:
         self._check_start(start, layout)
         if self._items:
             items: list[Any] = [target.flatten(0, -axes - 2), *2 * [[None] * len(self._solvers)]]
-            if confidence is not None:
-                items[1] = confidence_weights(confidence, target, axes).reshape(-1, *target.shape[-axes:])
+            if sample_weight is not None:
+                items[1] = confidence_weights(sample_weight, target, axes).reshape(-1, *target.shape[-axes:])
             if start is not None:
                 items[2] = start.flatten(0, -axes - 2)
             each = zip(self._solvers, *items, strict=True)
@@ -187,17 +187,17 @@ class BilateralSolver:
             shape = (*layout.leading, layout.channels, *self.space)
             return torch.stack(results).view(shape) if results else target.new_zeros(shape)
         if in_wider_dtype(self._guide, target).dtype == torch.float64 != self.lattice.dtype:
-            return self._in_float64._solve(target, confidence, start, strength, observe, until)
+            return self._in_float64._solve(target, sample_weight, start, strength, observe, until)
         if is_transformed():
             raise InputError(
                 "target: torch.func and dual tensors do not go through a solver; take gradients with backward() or "
                 "torch.autograd.grad, and batch axes instead of torch.vmap"
             )
-        return self._minimize(self._data(target, confidence, where, layout), strength, until, start)
+        return self._minimize(self._data(target, sample_weight, where, layout), strength, until, start)
 
     @cached_property
     def _in_float64(self) -> BilateralSolver:
-        return BilateralSolver(self._guide.double(), *self._sigmas, spatial_axes=len(self.space))
+        return BilateralSolver(self._guide.double(), *self._sigmas, spatial_dims=len(self.space))
 
     def _minimize(
         self, data: _Data, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
@@ -280,12 +280,12 @@ class BilateralSolver:
     def _data(
         self,
         target: Tensor,
-        confidence: Tensor | None,
+        sample_weight: Tensor | None,
         where: Grids | Tensor | None,
         layout: Layout,
     ) -> _Data:
         axes = 1 if isinstance(where, Tensor) else len(self.space)
-        values, weights = known_values(target.to(self.lattice.dtype), confidence, axes)
+        values, weights = known_values(target.to(self.lattice.dtype), sample_weight, axes)
         if weights is None:
             weights = values.new_ones(()).expand(*values.shape[: -axes - 1], 1, *values.shape[-axes:])
         if isinstance(where, Grids):
@@ -454,35 +454,35 @@ def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
 def bilateral_solver(
     target: Data,
     guide: Data,
-    confidence: Data | None = None,
+    *,
+    sample_weight: Data | None = None,
     smoothness: float | Tensor = 0.3,
     sigma_space: Sigma = 8.0,
-    sigma_range: Sigma = 0.1,
-    *,
+    sigma_color: Sigma = 0.1,
     observe: Observe = "pixels",
-    iterations: int = 25,
+    num_iterations: int = 25,
     tolerance: float = 1e-4,
     start: Data | None = None,
-    spatial_axes: int = 2,
+    spatial_dims: int = 2,
 ) -> Data:
     """Smooth a target except at the edges of a guide: the fast bilateral solver (Barron & Poole, 2016).
 
-    Takes and returns tensors or NumPy arrays. Gradients flow to target, confidence, smoothness and guide by one more
+    Takes and returns tensors or NumPy arrays. Gradients flow to target, sample_weight, smoothness and guide by one more
     solve. They are those of the converged solution, so let it converge where they must be exact.
 
     Args:
         target: float `[..., channels, *space]` in any range. NaN is unknown, and filled.
         guide: float `[guide channels, *space]`, or with the batch axes of the target.
-        confidence: weight of each sample, `[..., *space]`, not negative; zero is unknown.
-        smoothness: weight of the smoothness, compared with data of confidence one; a tensor may require gradients.
+        sample_weight: weight of each sample, `[..., *space]`, not negative; zero is unknown.
+        smoothness: weight of the smoothness, compared with data of sample_weight one; a tensor may require gradients.
         sigma_space: see `BilateralSolver`.
-        sigma_range: see `BilateralSolver`.
+        sigma_color: see `BilateralSolver`.
         observe: "pixels" if the target has the pixels of the guide; "cells" if it is coarser, and its samples are means
             of cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
-        iterations: maximum number of conjugate gradient iterations.
+        num_iterations: maximum number of conjugate gradient iterations.
         tolerance: the iterations stop when the residual is this share of the right side.
         start: a result to start from, for instance of the previous frame.
-        spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
+        spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
 
     Returns:
         `[..., channels, *space]`, with the size of the guide and the dtype of the target.
@@ -494,13 +494,13 @@ def bilateral_solver(
     True
     """
     picture = in_wider_dtype(to_tensor(guide), to_tensor(target))
-    solver = BilateralSolver(picture, sigma_space, sigma_range, spatial_axes=spatial_axes)
+    solver = BilateralSolver(picture, sigma_space, sigma_color, spatial_dims=spatial_dims)
     return solver(
         target,
-        confidence,
+        sample_weight,
         smoothness,
         observe=observe,
-        iterations=iterations,
+        iterations=num_iterations,
         tolerance=tolerance,
         start=start,
     )

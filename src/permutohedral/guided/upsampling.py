@@ -47,15 +47,15 @@ class Upsampler:
         guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with one guide per item.
         size: extents of the coarse maps.
         sigma_space: see `upsample`.
-        sigma_range: see `upsample`.
+        sigma_color: see `upsample`.
         mode: see `upsample`.
         sampling: see `upsample`.
-        spatial_axes: see `upsample`.
+        spatial_dims: see `upsample`.
         origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" and
             "affine" agree where parts overlap far enough. "solver" is global and has no parts.
 
     >>> import torch, permutohedral as ph
-    >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
+    >>> upsampler = ph.guided.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
     >>> upsampler(torch.rand(1, 6, 8)).shape, upsampler(torch.rand(2, 5, 6, 8)).shape
     (torch.Size([1, 48, 64]), torch.Size([2, 5, 48, 64]))
     """
@@ -64,12 +64,12 @@ class Upsampler:
         self,
         guide: Data,
         size: tuple[int, ...],
-        sigma_space: Sigma | None = None,
-        sigma_range: Sigma = 0.1,
-        mode: UpsamplingMode = "gaussian",
         *,
+        mode: UpsamplingMode = "gaussian",
+        sigma_space: Sigma | None = None,
+        sigma_color: Sigma = 0.1,
         sampling: Sampling = "area",
-        spatial_axes: int = 2,
+        spatial_dims: int = 2,
         origin: Sequence[int] | None = None,
     ) -> None:
         if mode == "solver" and origin is not None:
@@ -79,16 +79,16 @@ class Upsampler:
         self.mode: UpsamplingMode = mode
         self._guide = to_tensor(guide)
         self._options: dict[str, Any] = {
-            "size": size, "sigma_space": sigma_space, "sigma_range": sigma_range, "mode": mode, "sampling": sampling,
-            "spatial_axes": spatial_axes, "origin": origin,
+            "size": size, "sigma_space": sigma_space, "sigma_color": sigma_color, "mode": mode, "sampling": sampling,
+            "spatial_dims": spatial_dims, "origin": origin,
         }  # fmt: skip
-        self.grids = Grids(tuple(size), check_space(self._guide, spatial_axes), sampling)
+        self.grids = Grids(tuple(size), check_space(self._guide, spatial_dims), sampling)
         share, self._steps = _DEFAULTS[mode]
         sigma = default_sigma(self.grids, share) if sigma_space is None else sigma_space
         if mode == "solver":
-            self._solver = BilateralSolver(self._guide, sigma, sigma_range, spatial_axes=spatial_axes)
+            self._solver = BilateralSolver(self._guide, sigma, sigma_color, spatial_dims=spatial_dims)
         else:
-            self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_range, origin)
+            self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_color, origin)
 
     @cached_property
     def _in_float64(self) -> Upsampler:
@@ -97,7 +97,7 @@ class Upsampler:
     def __call__(
         self,
         coarse: Data,
-        confidence: Data | None = None,
+        sample_weight: Data | None = None,
         steps: int | None = None,
         *,
         smoothness: float | Tensor = 0.3,
@@ -106,11 +106,11 @@ class Upsampler:
         """Upsample one map or a batch; see `upsample`."""
         if not 0 < ridge < math.inf:
             raise InputError(f"ridge must be positive and finite, got {ridge}")
-        result = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
+        result = self._upsample(to_tensor(coarse), optional_tensor(sample_weight), steps, smoothness, ridge)
         return as_given(result, coarse)
 
     def _upsample(
-        self, coarse: Tensor, confidence: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
+        self, coarse: Tensor, sample_weight: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
     ) -> Tensor:
         axes = len(self.grids.coarse)
         layout = layout_of("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
@@ -119,10 +119,10 @@ class Upsampler:
         steps = self._steps if steps is None else steps
         check_count("steps", steps)
         if self.mode == "solver":
-            return self._solve(coarse, confidence, steps, smoothness)
+            return self._solve(coarse, sample_weight, steps, smoothness)
         if in_wider_dtype(self._guide, coarse).dtype == torch.float64 != self._joint.lattice.dtype:
-            return self._in_float64._upsample(coarse, confidence, steps, smoothness, ridge)
-        maps, weights = known_values(coarse.to(self._joint.lattice.dtype), confidence, axes)
+            return self._in_float64._upsample(coarse, sample_weight, steps, smoothness, ridge)
+        maps, weights = known_values(coarse.to(self._joint.lattice.dtype), sample_weight, axes)
         # an empty batch has no mean
         weights = _in_units_of_mean(weights, axes) if weights is not None and maps.numel() else None
         channels_last = is_channels_last(coarse, axes)
@@ -147,14 +147,14 @@ class Upsampler:
         single = Layout(layout.leading, 1, layout.shared)
         return torch.cat([self._filter(*one, single, options) for one in each_channel], dim=-axes - 1)
 
-    def _solve(self, coarse: Tensor, confidence: Tensor | None, steps: int, smoothness: float | Tensor) -> Tensor:
+    def _solve(self, coarse: Tensor, sample_weight: Tensor | None, steps: int, smoothness: float | Tensor) -> Tensor:
         if self.grids.sampling == "area":
-            return self._solver(coarse, confidence, smoothness, observe="cells", iterations=steps, tolerance=0.0)
+            return self._solver(coarse, sample_weight, smoothness, observe="cells", iterations=steps, tolerance=0.0)
         if len(self._guide.shape) > len(self.grids.fine) + 1:
             raise InputError("guide: the solver takes samples at points for one guide; pass it without batch axes")
         axes = len(self.grids.coarse)
         places = self.grids.positions(torch.float64, coarse.device)
-        flat = None if confidence is None else confidence.flatten(-axes)
+        flat = None if sample_weight is None else sample_weight.flatten(-axes)
         # a sample has the weight of the pixels of a cell
         weight = smoothness / math.prod(self.grids.ratios)
         return self._solver(coarse.flatten(-axes), flat, weight, observe=places, iterations=steps, tolerance=0.0)
@@ -218,16 +218,16 @@ def _in_units_of_mean(weights: Tensor, axes: int) -> Tensor:
 def upsample(
     coarse: Data,
     guide: Data,
-    sigma_space: Sigma | None = None,
-    sigma_range: Sigma = 0.1,
-    mode: UpsamplingMode = "gaussian",
     *,
-    confidence: Data | None = None,
-    steps: int | None = None,
+    mode: UpsamplingMode = "gaussian",
+    sigma_space: Sigma | None = None,
+    sigma_color: Sigma = 0.1,
+    sample_weight: Data | None = None,
+    num_iterations: int | None = None,
     sampling: Sampling = "area",
     smoothness: float | Tensor = 0.3,
     ridge: float = 1e-3,
-    spatial_axes: int = 2,
+    spatial_dims: int = 2,
 ) -> Data:
     """Upsample a coarse map to the size of a guide, along its edges.
 
@@ -239,18 +239,18 @@ def upsample(
         guide: float `[guide channels, *space]`, or with the batch axes of `coarse`; of any ratio of sizes.
         sigma_space: bandwidth over positions, in pixels of the guide; default: half the distance between coarse
             samples, for "affine" all and for "solver" three quarters of it.
-        sigma_range: bandwidth over the guide, in units of its values; one, or one for each channel.
+        sigma_color: bandwidth over the guide, in units of its values; one, or one for each channel.
         mode: "gaussian" averages coarse samples of similar color (joint bilateral upsampling); "affine" fits values as
             local affine functions of the guide; "solver" finds the smoothest map with these means (`bilateral_solver`),
             which is the most accurate and the slowest.
-        confidence: weight of each coarse sample, `[..., *small]`, not negative; zero is unknown. "solver" also compares
+        sample_weight: weight of each coarse sample, `[..., *small]`, not negative; zero is unknown. "solver" also compares
             it with the smoothness.
-        steps: number of corrections by the residual on the coarse grid, default 2; iterations of "solver", default 16.
+        num_iterations: number of corrections by the residual on the coarse grid, default 2; iterations of "solver", default 16.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
             are the pixels at floor(i N / n).
         smoothness: for "solver", see `bilateral_solver`.
         ridge: for "affine", the variance of the guide below which values do not follow it.
-        spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
+        spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
 
     Returns:
         `[..., channels, *space]`, in the dtype and memory format of `coarse`; the channels of "solver" are first.
@@ -259,11 +259,19 @@ def upsample(
     >>> import torch, permutohedral as ph
     >>> ph.upsample(torch.rand(1, 6, 8), torch.rand(3, 48, 64)).shape
     torch.Size([1, 48, 64])
-    >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape
+    >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", num_iterations=0).shape
     torch.Size([2, 384, 40, 50])
     """
     maps = to_tensor(coarse)
     check_tensor("coarse", maps)
-    picture, size = in_wider_dtype(to_tensor(guide), maps), tuple(maps.shape[-spatial_axes:])
-    upsampler = Upsampler(picture, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
-    return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)
+    picture, size = in_wider_dtype(to_tensor(guide), maps), tuple(maps.shape[-spatial_dims:])
+    upsampler = Upsampler(
+        picture,
+        size,
+        sigma_space=sigma_space,
+        sigma_color=sigma_color,
+        mode=mode,
+        sampling=sampling,
+        spatial_dims=spatial_dims,
+    )
+    return upsampler(coarse, sample_weight, num_iterations, smoothness=smoothness, ridge=ridge)

@@ -40,7 +40,7 @@ _index_points: Callable[[Tensor, Tensor | None, int], tuple[Tensor, ...]] = _Ind
 
 
 def build_bounded_lattice(
-    features: Tensor, max_lattice_points: int, neighborhood_size: int = 1, *, separable: bool = False
+    features: Tensor, max_lattice_points: int, *, neighborhood_size: int = 1, separable: bool = False
 ) -> tuple[Lattice, Tensor]:
     """Build a lattice on a GPU without waiting for it, for steps that are captured as a CUDA graph.
 
@@ -63,7 +63,7 @@ def build_bounded_lattice(
     >>> import torch, permutohedral as ph
     >>> if torch.cuda.is_available():
     ...     features = 5 * torch.rand(1000, 2, device="cuda")
-    ...     lattice, number = ph.build_bounded_lattice(features, 500)
+    ...     lattice, number = ph.lattice.build_bounded_lattice(features, 500)
     ...     assert int(number) <= lattice.num_lattice_points == 500
     """
     items, points, dimension = _check_features(features)

@@ -19,7 +19,7 @@ from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tensors import check_tensor, refuse_torchscript
 from permutohedral.ops.tracing import wants_gradient
 
-METHODS = ("separable", "dense", "exact", "auto")
+METHODS = ("lattice", "dense", "exact", "auto")
 # of the neighborhood that holds the whole Gaussian
 DENSE_SIZE = 2
 
@@ -81,7 +81,7 @@ def lattice_for(
         return lattice
     if features is None:
         raise InputError("give features [points, d], or a lattice built from them")
-    return build_lattice(features, target_features, neighborhood_size, halo=halo, separable=separable)
+    return build_lattice(features, target_features, neighborhood_size=neighborhood_size, halo=halo, separable=separable)
 
 
 def check_points(values: Tensor, lattice: Lattice) -> None:

@@ -24,36 +24,7 @@ from permutohedral.ops.tracing import is_traced
 Sigma = float | Sequence[float] | np.ndarray | Tensor
 
 
-def position_features(
-    height: int,
-    width: int,
-    sigma: Sigma = 1.0,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Positions of the pixels of an image, (y, x), in the order of the image's own axes.
-
-    Args:
-        height: number of rows.
-        width: number of columns.
-        sigma: pixels per feature unit; one number, or one for y and one for x. A tensor may require gradients.
-        device: where the features live; torch's default if None.
-        dtype: floating dtype of the features; torch's default if None.
-
-    Returns:
-        `[height * width, 2]`, row `y * width + x` holding `(y / sigma, x / sigma)`.
-
-    >>> import permutohedral as ph
-    >>> ph.position_features(2, 3, sigma=2.0).tolist()
-    [[0.0, 0.0], [0.0, 0.5], [0.0, 1.0], [0.5, 0.0], [0.5, 0.5], [0.5, 1.0]]
-    """
-    check_count("height", height)
-    check_count("width", width)
-    return grid_features((height, width), sigma, device=device, dtype=dtype)
-
-
-def grid_features(
+def positions(
     space: Sequence[int],
     sigma: Sigma = 1.0,
     *,
@@ -74,7 +45,7 @@ def grid_features(
         `[samples, axes]`, the last axis fastest.
 
     >>> import permutohedral as ph
-    >>> ph.grid_features((1, 2, 2), sigma=2.0).tolist()
+    >>> ph.positions((1, 2, 2), sigma=2.0).tolist()
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -88,7 +59,7 @@ def grid_features(
     return torch.cat(_positions(space, sigma, "sigma", first, device, dtype), dim=-1).flatten(0, -2)
 
 
-def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
+def colors(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
     """Colors (or any other channels) of the pixels of one image or a batch of images.
 
     Args:
@@ -100,7 +71,7 @@ def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
 
     >>> import torch, permutohedral as ph
     >>> image = torch.arange(12.0).reshape(3, 2, 2)
-    >>> ph.color_features(image, sigma=2.0)[1].tolist()
+    >>> ph.colors(image, sigma=2.0)[1].tolist()
     [0.5, 2.5, 4.5]
     """
     check_image(image)
@@ -111,7 +82,7 @@ def opponent_colors(image: Tensor) -> Tensor:
     """Rotate RGB to gray, red minus blue, and green minus both; distances are kept.
 
     Brightness changes with light and shade, so colors separate objects more reliably. A guide of opponent colors with
-    `sigma_range=(0.2, 0.05, 0.05)` separates them better, on a smaller lattice, than RGB with 0.1.
+    `sigma_color=(0.2, 0.05, 0.05)` separates them better, on a smaller lattice, than RGB with 0.1.
 
     Args:
         image: float `[..., 3, *space]`, with two axes of space.
@@ -120,7 +91,7 @@ def opponent_colors(image: Tensor) -> Tensor:
         The same shape: the orthonormal axes (1, 1, 1), (1, 0, -1) and (1, -2, 1).
 
     >>> import torch, permutohedral as ph
-    >>> ph.opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
+    >>> ph.features.opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
     [3.0, 0.0, 0.0]
     """
     check_tensor("image", image)
@@ -133,7 +104,7 @@ def opponent_colors(image: Tensor) -> Tensor:
     return torch.stack([gray, (red - blue) / 2**0.5, (red - 2 * green + blue) / 6**0.5], dim=-3)
 
 
-def join_features(*features: Tensor) -> Tensor:
+def join(*features: Tensor) -> Tensor:
     """Put the features of the same points side by side.
 
     Args:
@@ -144,12 +115,12 @@ def join_features(*features: Tensor) -> Tensor:
         `[..., points, sum of the dimensions]`.
 
     >>> import torch, permutohedral as ph
-    >>> positions, colors = ph.position_features(4, 5, sigma=2.0), ph.color_features(torch.rand(8, 3, 4, 5), sigma=0.1)
-    >>> ph.join_features(positions, colors).shape
+    >>> positions, colors = ph.features.positions((4, 5), sigma=2.0), ph.colors(torch.rand(8, 3, 4, 5), sigma=0.1)
+    >>> ph.join(positions, colors).shape
     torch.Size([8, 20, 5])
     """
     if not features:
-        raise InputError("join_features needs at least one tensor [..., points, dimension]")
+        raise InputError("join needs at least one tensor [..., points, dimension]")
     first = features[0]
     for part in features:
         check_tensor("features", part)
@@ -170,48 +141,43 @@ def join_features(*features: Tensor) -> Tensor:
     return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in features], dim=-1)
 
 
-def bilateral_features(
-    guide: Tensor,
-    sigma_space: Sigma,
-    sigma_range: Sigma,
-    *,
-    spatial_axes: int = 2,
-    origin: Sequence[int] | None = None,
+def bilateral(
+    guide: Tensor, *, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int = 2, origin: Sequence[int] | None = None
 ) -> Tensor:
     """Position and color of every pixel, or voxel, in standard deviations.
 
     Args:
         guide: float `[..., channels, *space]`.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
-        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         origin: position of the first pixel, for a part of a larger picture; default: zeros.
 
     Returns:
-        float32 or float64 `[..., points, spatial_axes + channels]`: positions in the order of the axes, (y, x) for
+        float32 or float64 `[..., points, spatial_dims + channels]`: positions in the order of the axes, (y, x) for
         pictures, then the channels.
 
     >>> import torch, permutohedral as ph
-    >>> ph.bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
+    >>> ph.bilateral(torch.rand(3, 4, 5), sigma_space=2.0, sigma_color=0.1).shape
     torch.Size([20, 5])
-    >>> ph.bilateral_features(torch.rand(1, 2, 4, 5), 2.0, 0.1, spatial_axes=3).shape
+    >>> ph.bilateral(torch.rand(1, 2, 4, 5), sigma_space=2.0, sigma_color=0.1, spatial_dims=3).shape
     torch.Size([40, 4])
     """
-    check_image(guide, spatial_axes, "guide")
-    check_channels_first(guide, spatial_axes, "guide")
-    first = _first_sample(origin, spatial_axes)
-    if not isinstance(sigma_space, Tensor) and not isinstance(sigma_range, Tensor):
-        units = numbers_of(sigma_space, spatial_axes, "sigma_space")
-        color_units = numbers_of(sigma_range, guide.shape[-spatial_axes - 1], "sigma_range")
+    check_image(guide, spatial_dims, "guide")
+    check_channels_first(guide, spatial_dims, "guide")
+    first = _first_sample(origin, spatial_dims)
+    if not isinstance(sigma_space, Tensor) and not isinstance(sigma_color, Tensor):
+        units = numbers_of(sigma_space, spatial_dims, "sigma_space")
+        color_units = numbers_of(sigma_color, guide.shape[-spatial_dims - 1], "sigma_color")
         fused = picture_features.fuse((guide,), lambda: (units, color_units, first))
         if not isinstance(fused, Declined):
             return fused
     wide = guide.to(accumulation_dtype(guide.dtype))
-    items, space = wide.shape[: -spatial_axes - 1], wide.shape[-spatial_axes:]
+    items, space = wide.shape[: -spatial_dims - 1], wide.shape[-spatial_dims:]
     places = _positions(space, sigma_space, "sigma_space", first, wide.device, wide.dtype)
-    colors = in_units_of(wide.movedim(-spatial_axes - 1, -1), sigma_range, "sigma_range")
+    colors = in_units_of(wide.movedim(-spatial_dims - 1, -1), sigma_color, "sigma_color")
     features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
-    return features.flatten(-spatial_axes - 1, -2)
+    return features.flatten(-spatial_dims - 1, -2)
 
 
 def _positions(
@@ -251,17 +217,17 @@ def _units(sigma: Sigma, axes: int, name: str, dtype: torch.dtype) -> Sequence[f
     return [units.reshape(())] * axes if units.numel() == 1 else units.unbind()
 
 
-def check_image(image: Tensor, spatial_axes: int = 2, name: str = "image") -> None:
-    """Raise unless `image` is floating and `[..., channels, *space]`, with `spatial_axes` axes of space.
+def check_image(image: Tensor, spatial_dims: int = 2, name: str = "image") -> None:
+    """Raise unless `image` is floating and `[..., channels, *space]`, with `spatial_dims` axes of space.
 
     >>> check_image(torch.rand(3, 480, 640))
     """
     check_tensor(name, image)
-    check_count("spatial_axes", spatial_axes, least=1)
-    if image.dim() <= spatial_axes:
+    check_count("spatial_dims", spatial_dims, least=1)
+    if image.dim() <= spatial_dims:
         raise InputError(
-            f"{name} must be [..., channels, {space_in_words(spatial_axes)}], got the shape {tuple(image.shape)}; "
-            f"give a gray image one channel with {name}.unsqueeze({-spatial_axes - 1})"
+            f"{name} must be [..., channels, {space_in_words(spatial_dims)}], got the shape {tuple(image.shape)}; "
+            f"give a gray image one channel with {name}.unsqueeze({-spatial_dims - 1})"
         )
     if not image.dtype.is_floating_point:
         raise InputError(
@@ -270,37 +236,37 @@ def check_image(image: Tensor, spatial_axes: int = 2, name: str = "image") -> No
         )
 
 
-def check_channels_first(image: Tensor, spatial_axes: int = 2, name: str = "image") -> None:
+def check_channels_first(image: Tensor, spatial_dims: int = 2, name: str = "image") -> None:
     """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
 
     >>> check_channels_first(torch.rand(3, 480, 640))
     """
     many, few = 32, 4
-    channels = -spatial_axes - 1
-    if spatial_axes > 1 and image.dim() > spatial_axes and image.shape[channels] > many and image.shape[-1] <= few:
-        space = space_in_words(spatial_axes)
+    channels = -spatial_dims - 1
+    if spatial_dims > 1 and image.dim() > spatial_dims and image.shape[channels] > many and image.shape[-1] <= few:
+        space = space_in_words(spatial_dims)
         raise InputError(
             f"{name} must be [..., channels, {space}], got {tuple(image.shape)}, which looks like [{space}, "
             f"channels]; bring the channels forward with {name}.movedim(-1, {channels})"
         )
 
 
-def check_guide(guide: Tensor, image: Tensor, spatial_axes: int = 2) -> None:
+def check_guide(guide: Tensor, image: Tensor, spatial_dims: int = 2) -> None:
     """Raise unless `guide` belongs to `image`, both `[..., channels, *space]`.
 
     >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
     """
-    check_image(guide, spatial_axes, "guide")
-    if guide.shape[-spatial_axes:] != image.shape[-spatial_axes:]:
+    check_image(guide, spatial_dims, "guide")
+    if guide.shape[-spatial_dims:] != image.shape[-spatial_dims:]:
         raise InputError(
-            f"guide and image must have one {space_in_words(spatial_axes, ' and ')}, got {tuple(guide.shape)} "
+            f"guide and image must have one {space_in_words(spatial_dims, ' and ')}, got {tuple(guide.shape)} "
             f"and {tuple(image.shape)}"
         )
-    items = guide.shape[: -spatial_axes - 1]
-    if items and items != image.shape[: -spatial_axes - 1]:
+    items = guide.shape[: -spatial_dims - 1]
+    if items and items != image.shape[: -spatial_dims - 1]:
         raise InputError(
             f"guide must have the batch axes of the image, or none, got {tuple(items)} and "
-            f"{tuple(image.shape[: -spatial_axes - 1])}"
+            f"{tuple(image.shape[: -spatial_dims - 1])}"
         )
     if guide.device != image.device or accumulation_dtype(guide.dtype) != accumulation_dtype(image.dtype):
         raise InputError(

@@ -31,7 +31,7 @@ def reach(axis: int, neighborhood_size: int = 2, halo: int = 0) -> float:
         Feature units, which are standard deviations of the Gaussian.
 
     >>> import permutohedral as ph
-    >>> round(ph.reach(0), 2), round(ph.reach(1), 2), round(ph.reach(2), 2)
+    >>> round(ph.lattice.reach(0), 2), round(ph.lattice.reach(1), 2), round(ph.lattice.reach(2), 2)
     (3.46, 4.0, 4.24)
     """
     for name, number in (("axis", axis), ("neighborhood_size", neighborhood_size), ("halo", halo)):

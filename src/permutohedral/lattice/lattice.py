@@ -194,10 +194,10 @@ torch.serialization.add_safe_globals([Lattice, Simplices])
 def build_lattice(
     features: Tensor,
     target_features: Tensor | None = None,
+    *,
     neighborhood_size: int = 1,
     batch: Tensor | None = None,
     target_batch: Tensor | None = None,
-    *,
     halo: int = 0,
     separable: bool = False,
     dilation: int = 1,
@@ -231,7 +231,7 @@ def build_lattice(
     torch.Size([1000, 4])
     """
     if is_compiled_in_parts():
-        options = {"halo": halo, "separable": separable, "dilation": dilation, "memory_limit": memory_limit}
+        options = {"halo": halo, "lattice": separable, "dilation": dilation, "memory_limit": memory_limit}
         return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
     neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)

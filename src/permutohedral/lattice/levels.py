@@ -26,10 +26,10 @@ def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tens
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3, dtype=torch.float64) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3, dtype=torch.float64) * 9, num_levels=2)
     >>> values = torch.rand(100, 2, dtype=torch.float64)
     >>> fine, coarse = (ph.splat(values, lattice) for lattice in pyramid.levels)
-    >>> bool(torch.allclose(ph.coarsen(fine, pyramid, level=0), coarse))
+    >>> bool(torch.allclose(ph.levels.coarsen(fine, pyramid, level=0), coarse))
     True
     """
     fine, coarse, tables = _between(pyramid, level)
@@ -52,10 +52,10 @@ def coarsen_and_keep(lattice_values: Tensor, pyramid: LatticePyramid, level: int
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 2, requires_grad=True)
-    >>> coarse, kept = ph.coarsen_and_keep(fine, pyramid, level=0)
-    >>> ph.refine(coarse.relu(), pyramid, level=0, added=kept).shape == fine.shape
+    >>> coarse, kept = ph.levels.coarsen_and_keep(fine, pyramid, level=0)
+    >>> ph.levels.refine(coarse.relu(), pyramid, level=0, added=kept).shape == fine.shape
     True
     """
     return coarsen(lattice_values, pyramid, level), lattice_values
@@ -75,9 +75,9 @@ def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int, added: T
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> coarse = torch.ones(pyramid.levels[1].num_lattice_points, 1)
-    >>> bool((ph.refine(coarse, pyramid, level=0) == 1).all())
+    >>> bool((ph.levels.refine(coarse, pyramid, level=0) == 1).all())
     True
     """
     fine, coarse, tables = _between(pyramid, level)
@@ -109,9 +109,9 @@ def convolve_down(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyrami
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 2) * 9, num_levels=2)
     >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 4)
-    >>> ph.convolve_down(fine, torch.randn(7, 4, 8), pyramid, level=0).shape[1]
+    >>> ph.levels.convolve_down(fine, torch.randn(7, 4, 8), pyramid, level=0).shape[1]
     8
     """
     fine, _, tables = _between(pyramid, level)
@@ -134,9 +134,9 @@ def convolve_up(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyramid,
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 2) * 9, num_levels=2)
     >>> coarse = torch.rand(pyramid.levels[1].num_lattice_points, 8)
-    >>> ph.convolve_up(coarse, torch.randn(7, 8, 4), pyramid, level=0).shape[1]
+    >>> ph.levels.convolve_up(coarse, torch.randn(7, 8, 4), pyramid, level=0).shape[1]
     4
     """
     _, coarse, tables = _between(pyramid, level)
@@ -156,9 +156,9 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 2) * 9, num_levels=2)
     >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 4)
-    >>> bool(ph.pool(fine, pyramid, level=0).max() == fine.max())
+    >>> bool(ph.levels.pool(fine, pyramid, level=0).max() == fine.max())
     True
     """
     fine, coarse, tables = _between(pyramid, level)
@@ -172,7 +172,7 @@ def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:
 
     >>> import torch
     >>> import permutohedral as ph
-    >>> tables_between(ph.build_pyramid(torch.zeros(9, 2), levels=2), level=0).down.shape
+    >>> tables_between(ph.levels.build_pyramid(torch.zeros(9, 2), num_levels=2), level=0).down.shape
     torch.Size([7, 3])
     """
     steps = len(pyramid.tables)

@@ -59,7 +59,7 @@ class MemoryForecast:
             and values are allocated.
 
     >>> import permutohedral as ph
-    >>> forecast = ph.forecast_memory(1000, dimension=3)
+    >>> forecast = ph.lattice.forecast_memory(1000, dimension=3)
     >>> forecast.total >= forecast.neighbors > 0
     True
     """
@@ -110,7 +110,7 @@ def forecast_memory(
         device: "cpu", or "cuda" for a GPU, which need not be present.
 
     >>> import permutohedral as ph
-    >>> ph.forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
+    >>> ph.lattice.forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
     45
     """
     check_count("num_points", num_points)

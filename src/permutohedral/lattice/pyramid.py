@@ -45,7 +45,7 @@ class LevelTables:
             taps around each fine one, -1 at all others.
 
     >>> import torch, permutohedral as ph
-    >>> ph.build_pyramid(torch.zeros(10, 2), levels=2).tables[0].parents.shape
+    >>> ph.levels.build_pyramid(torch.zeros(10, 2), num_levels=2).tables[0].parents.shape
     torch.Size([3, 2])
     """
 
@@ -69,7 +69,7 @@ class LatticePyramid:
         tables: between each level and the next, one fewer than levels.
 
     >>> import torch, permutohedral as ph
-    >>> ph.build_pyramid(torch.rand(1000, 3) * 20, levels=3)
+    >>> ph.levels.build_pyramid(torch.rand(1000, 3) * 20, num_levels=3)
     LatticePyramid(dimension=3, neighborhood_size=1, points=1000, lattice_points=[..., ..., ...], device='cpu')
     """
 
@@ -97,7 +97,7 @@ class LatticePyramid:
         """Return the pyramid on another device.
 
         >>> import torch, permutohedral as ph
-        >>> ph.build_pyramid(torch.rand(10, 2), levels=2).to("cpu").device
+        >>> ph.levels.build_pyramid(torch.rand(10, 2), num_levels=2).to("cpu").device
         device(type='cpu')
         """
         levels = tuple(level.to(device) for level in self.levels)
@@ -118,10 +118,10 @@ torch.serialization.add_safe_globals([LatticePyramid, LevelTables])
 @with_storable_results
 def build_pyramid(
     features: Tensor,
-    levels: int,
+    num_levels: int,
+    *,
     neighborhood_size: int = 1,
     batch: Tensor | None = None,
-    *,
     memory_limit: int | None = None,
 ) -> LatticePyramid:
     """Build the lattices of `features`, `features / 2`, ..., `features / 2**(levels - 1)`, and the tables between them.
@@ -130,7 +130,7 @@ def build_pyramid(
 
     Args:
         features: float32 or float64 `[points, d]`, or `[batch, points, d]` with a lattice for each item.
-        levels: number of lattices, at least 1.
+        num_levels: number of lattices, at least 1.
         neighborhood_size: s, the reach of the filters in steps of the level they are on.
         batch: int `[points]`, the item of each point, for ragged batches. Items never mix.
         memory_limit: bytes the tables of a level may take; default: what the device has free.
@@ -140,17 +140,17 @@ def build_pyramid(
         MemoryLimitError: the tables would exceed `memory_limit`.
 
     >>> import torch, permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(1000, 3) * 20, levels=3)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(1000, 3) * 20, num_levels=3)
     >>> fine = ph.splat(torch.rand(1000, 4), pyramid.levels[0])
-    >>> ph.coarsen(fine, pyramid, level=0).shape[0] == pyramid.levels[1].num_lattice_points
+    >>> ph.levels.coarsen(fine, pyramid, level=0).shape[0] == pyramid.levels[1].num_lattice_points
     True
     """
-    if type(levels) is not int or not 1 <= levels <= MAX_LEVELS:
-        raise InputError(f"levels must be a whole number from 1 to {MAX_LEVELS}, got {levels!r}")
-    built = [build_lattice(features, None, neighborhood_size, batch, memory_limit=memory_limit)]
+    if type(num_levels) is not int or not 1 <= num_levels <= MAX_LEVELS:
+        raise InputError(f"levels must be a whole number from 1 to {MAX_LEVELS}, got {num_levels!r}")
+    built = [build_lattice(features, None, neighborhood_size=neighborhood_size, batch=batch, memory_limit=memory_limit)]
     tables: list[LevelTables] = []
     limit = MemoryLimit(memory_limit, features.device)
-    for _ in range(levels - 1):
+    for _ in range(num_levels - 1):
         coarse, between = _coarsen_lattice(built[-1], limit)
         built.append(coarse)
         tables.append(between)

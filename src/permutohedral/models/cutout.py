@@ -31,7 +31,7 @@ class CutoutSettings:
         colors: weight of the energies of the colors.
         foreground: additional energy of foreground at unknown pixels.
         sigma_space: of the bilateral kernel, in pixels.
-        sigma_range: of the bilateral kernel; white is 1.
+        sigma_color: of the bilateral kernel; white is 1.
         bilateral: weight of the bilateral kernel.
         sigma_near: of the spatial kernel, in pixels.
         near: weight of the spatial kernel.
@@ -42,7 +42,7 @@ class CutoutSettings:
     colors: float = 0.01
     foreground: float = 0.0
     sigma_space: float = 6.0
-    sigma_range: float = 0.04
+    sigma_color: float = 0.04
     bilateral: float = 5.0
     sigma_near: float = 2.0
     near: float = 3.0
@@ -89,7 +89,9 @@ def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Ten
     for _ in range(settings.rounds):
         colors = color_energies(photo, trimap, found) if colors is None else colors
         energies = energies_of(colors, trimap, settings.colors, settings.foreground)[:, near].T
-        marginal[near] = ph.crf.mean_field(energies, kernels, settings.steps, lattices=lattices)[:, FOREGROUND]
+        marginal[near] = ph.crf.mean_field(energies, kernels, num_iterations=settings.steps, lattices=lattices)[
+            :, FOREGROUND
+        ]
         found, colors = marginal > 0.5, None
         if not bool(found.any()):
             break
@@ -118,8 +120,8 @@ def kernels_of(photo: Tensor, near: Tensor, settings: CutoutSettings) -> list[ph
     """Return the spatial and the bilateral kernel over the pixels of `near`, bool `[height, width]`."""
     chosen = near.flatten()
     height, width = near.shape
-    positions = ph.position_features(height, width, settings.sigma_near, device=photo.device, dtype=photo.dtype)
-    joined = ph.bilateral_features(photo, settings.sigma_space, settings.sigma_range)
+    positions = ph.features.positions((height, width), settings.sigma_near, device=photo.device, dtype=photo.dtype)
+    joined = ph.features.bilateral(photo, sigma_space=settings.sigma_space, sigma_color=settings.sigma_color)
     return [
         ph.crf.Kernel(positions[chosen], settings.near),
         ph.crf.Kernel(joined[chosen], settings.bilateral),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.lattice.bounded import build_bounded_lattice
-from permutohedral.lattice.features import join_features
+from permutohedral.lattice.features import join as join_features
 from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.ops.neighborhood import gaussian_weight

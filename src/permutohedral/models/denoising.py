@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import color_features, join_features, position_features
-from permutohedral.nn import PermutohedralConvolution
+from permutohedral.lattice.features import colors as color_features
+from permutohedral.lattice.features import join as join_features
+from permutohedral.lattice.features import positions as grid_features
+from permutohedral.nn import PermutohedralConv
 
 
 class SpatialDenoiser(nn.Module):
@@ -50,9 +52,9 @@ class PermutohedralDenoiser(nn.Module):
 
     Args:
         sigma_space: standard deviation over positions, in pixels.
-        sigma_range: standard deviation over gray values; white is 1.
+        sigma_color: standard deviation over gray values; white is 1.
         neighborhood_size: s of the filter; 2 has 65 weights.
-        learn_scale: also train a factor for each of the three features.
+        learn_sigma: also train a factor for each of the three features.
 
     >>> PermutohedralDenoiser()(torch.rand(1, 1, 8, 9)).shape
     torch.Size([1, 1, 8, 9])
@@ -61,13 +63,13 @@ class PermutohedralDenoiser(nn.Module):
     def __init__(
         self,
         sigma_space: float = 1.5,
-        sigma_range: float = 0.25,
+        sigma_color: float = 0.25,
         neighborhood_size: int = 2,
-        learn_scale: bool = False,
+        learn_sigma: bool = False,
     ) -> None:
         super().__init__()
-        self.sigma_space, self.sigma_range = sigma_space, sigma_range
-        self.convolution = PermutohedralConvolution(
+        self.sigma_space, self.sigma_color = sigma_space, sigma_color
+        self.convolution = PermutohedralConv(
             in_channels=1,
             out_channels=1,
             dimension=3,
@@ -75,7 +77,7 @@ class PermutohedralDenoiser(nn.Module):
             bias=False,
             init="gaussian",
             normalization="homogeneous",
-            learn_scale=learn_scale,
+            learn_sigma=learn_sigma,
         )
 
     def features(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
@@ -87,8 +89,8 @@ class PermutohedralDenoiser(nn.Module):
         """
         height, width = noisy.shape[-2:]
         shift = torch.tensor(origin, dtype=noisy.dtype, device=noisy.device)
-        position = position_features(height, width, 1.0, device=noisy.device, dtype=noisy.dtype) + shift
-        return join_features(position / self.sigma_space, color_features(noisy, self.sigma_range))
+        position = grid_features((height, width), 1.0, device=noisy.device, dtype=noisy.dtype) + shift
+        return join_features(position / self.sigma_space, color_features(noisy, self.sigma_color))
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
         """Filter `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""
@@ -104,9 +106,9 @@ class CombinedDenoiser(nn.Module):
 
     Args:
         sigma_space: see `PermutohedralDenoiser`.
-        sigma_range: see `PermutohedralDenoiser`.
+        sigma_color: see `PermutohedralDenoiser`.
         neighborhood_size: see `PermutohedralDenoiser`.
-        learn_scale: see `PermutohedralDenoiser`.
+        learn_sigma: see `PermutohedralDenoiser`.
         size: see `SpatialDenoiser`.
         padding_mode: see `SpatialDenoiser`.
 
@@ -117,14 +119,14 @@ class CombinedDenoiser(nn.Module):
     def __init__(
         self,
         sigma_space: float = 1.5,
-        sigma_range: float = 0.25,
+        sigma_color: float = 0.25,
         neighborhood_size: int = 2,
-        learn_scale: bool = False,
+        learn_sigma: bool = False,
         size: int = 5,
         padding_mode: str = "replicate",
     ) -> None:
         super().__init__()
-        self.permutohedral = PermutohedralDenoiser(sigma_space, sigma_range, neighborhood_size, learn_scale)
+        self.permutohedral = PermutohedralDenoiser(sigma_space, sigma_color, neighborhood_size, learn_sigma)
         self.spatial = SpatialDenoiser(size, padding_mode)
         nn.init.zeros_(self.spatial.weight)
 

@@ -14,7 +14,7 @@ from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.pyramid import LatticePyramid, build_pyramid
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized, count_items
-from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, Refine, RefineLinear
+from permutohedral.nn.levels import LatticeConv, LatticeConvDown, LatticeConvUp, LatticeLinearDown, LatticeLinearUp
 from permutohedral.ops.contract import accumulation_dtype
 
 # how values go from level to level: interpolated, with mixed channels, or by learned convolutions
@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, dimension: int) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(LatticeConvolution(channels, channels, dimension) for _ in range(2))
+        self.convolutions = nn.ModuleList(LatticeConv(channels, channels, dimension) for _ in range(2))
         self.norms = nn.ModuleList(_norm(channels) for _ in range(2))
 
     def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
@@ -71,8 +71,8 @@ class _Encoder(nn.Module):
 
     def __init__(self, in_channels: int, dimension: int, channels: Sequence[int], between: Between) -> None:
         super().__init__()
-        down = Coarsen if between == "convolution" else CoarsenLinear
-        self.enter = LatticeConvolution(in_channels + 1, channels[0], dimension)
+        down = LatticeConvDown if between == "convolution" else LatticeLinearDown
+        self.enter = LatticeConv(in_channels + 1, channels[0], dimension)
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels)
         self.downs = nn.ModuleList(down(fine, coarse, dimension) for fine, coarse in pairwise(channels))
 
@@ -119,10 +119,10 @@ class LatticeUNet(nn.Module):
         self.in_channels, self.classes = in_channels, classes
         self.encoder = _Encoder(in_channels, dimension, channels, between)
         self.ups = nn.ModuleList(
-            Refine(coarse, fine, dimension) if between == "convolution" else RefineLinear(coarse, fine)
+            LatticeConvUp(coarse, fine, dimension) if between == "convolution" else LatticeLinearUp(coarse, fine)
             for fine, coarse in pairwise(channels)
         )
-        self.joins = nn.ModuleList(LatticeConvolution(2 * width, width, dimension) for width in channels[:-1])
+        self.joins = nn.ModuleList(LatticeConv(2 * width, width, dimension) for width in channels[:-1])
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels[:-1])
         self.head = nn.Sequential(nn.Linear(channels[0] + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
 

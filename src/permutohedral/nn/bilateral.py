@@ -15,13 +15,15 @@ from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import Normalization
 from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.features import (
-    bilateral_features,
+    bilateral as bilateral_features,
+)
+from permutohedral.lattice.features import (
     check_guide,
     check_image,
     positive_numbers,
     space_in_words,
 )
-from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
+from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
 
@@ -30,11 +32,11 @@ class BilateralFilter(nn.Module):
 
     Args:
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         method: see `bilateral_filter`.
         halo: see `gaussian_filter`.
         learn_sigma: train all standard deviations.
-        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -42,9 +44,9 @@ class BilateralFilter(nn.Module):
         image `[..., channels, *space]`, guide `[..., guide channels, *space]`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.nn.BilateralFilter(sigma_space=4.0, sigma_range=0.1)(torch.rand(2, 3, 16, 16)).shape
+    >>> ph.nn.BilateralFilter(sigma_space=4.0, sigma_color=0.1)(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 3, 16, 16])
-    >>> of_volumes = ph.nn.BilateralFilter(sigma_space=(1.0, 2.0, 2.0), sigma_range=0.1, spatial_axes=3)
+    >>> of_volumes = ph.nn.BilateralFilter(sigma_space=(1.0, 2.0, 2.0), sigma_color=0.1, spatial_dims=3)
     >>> of_volumes(torch.rand(1, 8, 16, 16)).shape
     torch.Size([1, 8, 16, 16])
     """
@@ -53,21 +55,22 @@ class BilateralFilter(nn.Module):
 
     def __init__(
         self,
+        *,
         sigma_space: float | Sequence[float],
-        sigma_range: float | Sequence[float],
-        method: GaussianMethod = "separable",
+        sigma_color: float | Sequence[float],
+        method: GaussianMethod = "lattice",
         halo: int = 0,
         learn_sigma: bool = False,
-        spatial_axes: int = 2,
+        spatial_dims: int = 2,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.method: GaussianMethod = method
         self.halo = halo
-        self.spatial_axes = spatial_axes
-        over_space = positive_numbers(sigma_space, "sigma_space", spatial_axes)
-        over_range = positive_numbers(sigma_range, "sigma_range")
+        self.spatial_dims = spatial_dims
+        over_space = positive_numbers(sigma_space, "sigma_space", spatial_dims)
+        over_range = positive_numbers(sigma_color, "sigma_color")
         # one logarithm for each number that was given, those of space first
         self._numbers_of_space = len(over_space)
         logarithms = [math.log(sigma) for sigma in (*over_space, *over_range)]
@@ -79,7 +82,7 @@ class BilateralFilter(nn.Module):
         return self.log_sigma[: self._numbers_of_space].exp().squeeze(0)
 
     @property
-    def sigma_range(self) -> Tensor:
+    def sigma_color(self) -> Tensor:
         """Standard deviation over colors: one number, or one for each channel."""
         return self.log_sigma[self._numbers_of_space :].exp().squeeze(0)
 
@@ -93,69 +96,70 @@ class BilateralFilter(nn.Module):
         """Filter `image`, keeping the edges of `guide`, by default its own; the rest as in `bilateral_filter`."""
         return bilateral_filter(
             image,
-            self.sigma_space,
-            self.sigma_range,
-            guide,
-            self.method,
-            self.halo,
-            spatial_axes=self.spatial_axes,
+            sigma_space=self.sigma_space,
+            sigma_color=self.sigma_color,
+            guide=guide,
+            method=self.method,
+            halo=self.halo,
+            spatial_dims=self.spatial_dims,
             origin=origin,
-            weights=weights,
+            sample_weight=weights,
         )
 
     def extra_repr(self) -> str:
-        sigmas = _in_words(self.sigma_space), _in_words(self.sigma_range)
-        volumes = "" if self.spatial_axes == 2 else f", spatial_axes={self.spatial_axes}"
+        sigmas = _in_words(self.sigma_space), _in_words(self.sigma_color)
+        volumes = "" if self.spatial_dims == 2 else f", spatial_dims={self.spatial_dims}"
         learned = ", learn_sigma=True" if self.log_sigma.requires_grad else ""
-        return f"sigma_space={sigmas[0]}, sigma_range={sigmas[1]}{volumes}{learned}"
+        return f"sigma_space={sigmas[0]}, sigma_color={sigmas[1]}{volumes}{learned}"
 
 
-class _BilateralConvolution(nn.Module):
+class _BilateralConv(nn.Module):
     """What the layers for signals, pictures and volumes share: all but the number of axes."""
 
     __prepare_scriptable__ = refuse_scripting
 
-    spatial_axes: ClassVar[int]
+    spatial_dims: ClassVar[int]
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         guide_channels: int | None = None,
+        *,
         neighborhood_size: int = 1,
         groups: int = 1,
         bias: bool = True,
         sigma_space: float | Sequence[float] = 2.0,
-        sigma_range: float | Sequence[float] = 0.2,
+        sigma_color: float | Sequence[float] = 0.2,
         init: Initialization = "kaiming",
         normalization: Normalization = "density",
-        learn_scale: bool = False,
+        learn_sigma: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         guides = in_channels if guide_channels is None else guide_channels
-        positive_numbers(sigma_space, "sigma_space", self.spatial_axes)
-        positive_numbers(sigma_range, "sigma_range", guides)
+        positive_numbers(sigma_space, "sigma_space", self.spatial_dims)
+        positive_numbers(sigma_color, "sigma_color", guides)
         self.in_channels, self.guide_channels = in_channels, guide_channels
-        self.sigma_space, self.sigma_range = sigma_space, sigma_range
+        self.sigma_space, self.sigma_color = sigma_space, sigma_color
         try:
-            self.convolution = PermutohedralConvolution(
+            self.convolution = PermutohedralConv(
                 in_channels,
                 out_channels,
-                self.spatial_axes + guides,
+                self.spatial_dims + guides,
                 neighborhood_size,
-                groups,
-                bias,
-                init,
-                normalization,
-                learn_scale,
-                device,
-                dtype,
+                groups=groups,
+                bias=bias,
+                init=init,
+                normalization=normalization,
+                learn_sigma=learn_sigma,
+                device=device,
+                dtype=dtype,
             )
         except NeighborhoodError as error:
             raise NeighborhoodError(
-                f"{error.message}. Here the dimension is {self.spatial_axes} + the channels of the guide: pass "
+                f"{error.message}. Here the dimension is {self.spatial_dims} + the channels of the guide: pass "
                 "guide_channels, and a guide of few channels to forward"
             ) from error
 
@@ -174,7 +178,7 @@ class _BilateralConvolution(nn.Module):
             weights: `[..., *space]`, as in `permutohedral_filter`.
             origin: position of the first pixel, for a part of a larger image, as in `bilateral_filter`.
         """
-        axes = self.spatial_axes
+        axes = self.spatial_dims
         check_tensor("image", image)
         if image.dim() not in (axes + 1, axes + 2) or image.shape[-axes - 1] != self.in_channels:
             space = space_in_words(axes)
@@ -185,7 +189,9 @@ class _BilateralConvolution(nn.Module):
         check_image(image, axes)
         self._check_guide(guide, image)
         edges = image if guide is None else guide
-        features = bilateral_features(edges, self.sigma_space, self.sigma_range, spatial_axes=axes, origin=origin)
+        features = bilateral_features(
+            edges, sigma_space=self.sigma_space, sigma_color=self.sigma_color, spatial_dims=axes, origin=origin
+        )
         flat = None
         if weights is not None:
             points = (*image.shape[: -axes - 1], *image.shape[-axes:])
@@ -195,7 +201,7 @@ class _BilateralConvolution(nn.Module):
         return output.reshape(*output.shape[:-1], *image.shape[-axes:])
 
     def _check_guide(self, guide: Tensor | None, image: Tensor) -> None:
-        axes = self.spatial_axes
+        axes = self.spatial_dims
         if guide is None:
             if self.guide_channels is not None:
                 raise InputError(f"guide is missing: this layer was made with guide_channels={self.guide_channels}")
@@ -213,27 +219,27 @@ class _BilateralConvolution(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"sigma_space={_in_words(self.sigma_space)}, sigma_range={_in_words(self.sigma_range)}"
+        return f"sigma_space={_in_words(self.sigma_space)}, sigma_color={_in_words(self.sigma_color)}"
 
 
-class BilateralConvolution1d(_BilateralConvolution):
+class BilateralConv1d(_BilateralConv):
     """A learned convolution over position and value: stands where a `torch.nn.Conv1d` of stride 1 stood.
 
-    The arguments are those of `BilateralConvolution2d`.
+    The arguments are those of `BilateralConv2d`.
 
     Shape:
         image `[batch, in_channels, length]` (or without batch), guide likewise with guide_channels; the result is
         `[batch, out_channels, length]`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.nn.BilateralConvolution1d(1, 16)(torch.rand(2, 1, 50)).shape
+    >>> ph.nn.BilateralConv1d(1, 16)(torch.rand(2, 1, 50)).shape
     torch.Size([2, 16, 50])
     """
 
-    spatial_axes = 1
+    spatial_dims = 1
 
 
-class BilateralConvolution2d(_BilateralConvolution):
+class BilateralConv2d(_BilateralConv):
     """A learned convolution over position and color: stands where a `torch.nn.Conv2d` of stride 1 stood.
 
     Args:
@@ -245,10 +251,10 @@ class BilateralConvolution2d(_BilateralConvolution):
         groups: see `torch.nn.Conv2d`.
         bias: see `torch.nn.Conv2d`.
         sigma_space: pixels per lattice step; one number, or one for each axis.
-        sigma_range: guide values per lattice step; one number, or one for each channel of the guide.
-        init: see `PermutohedralConvolution`.
-        normalization: see `PermutohedralConvolution`.
-        learn_scale: see `PermutohedralConvolution`.
+        sigma_color: guide values per lattice step; one number, or one for each channel of the guide.
+        init: see `PermutohedralConv`.
+        normalization: see `PermutohedralConv`.
+        learn_sigma: see `PermutohedralConv`.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -257,30 +263,30 @@ class BilateralConvolution2d(_BilateralConvolution):
         is `[batch, out_channels, height, width]`.
 
     >>> import torch, permutohedral as ph
-    >>> layer = ph.nn.BilateralConvolution2d(3, 16)
+    >>> layer = ph.nn.BilateralConv2d(3, 16)
     >>> layer(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 16, 16, 16])
     """
 
-    spatial_axes = 2
+    spatial_dims = 2
 
 
-class BilateralConvolution3d(_BilateralConvolution):
+class BilateralConv3d(_BilateralConv):
     """A learned convolution over position and value: stands where a `torch.nn.Conv3d` of stride 1 stood.
 
-    The arguments are those of `BilateralConvolution2d`; a volume of one channel makes features of four dimensions.
+    The arguments are those of `BilateralConv2d`; a volume of one channel makes features of four dimensions.
 
     Shape:
         image `[batch, in_channels, depth, height, width]` (or without batch), guide likewise with guide_channels; the
         result is `[batch, out_channels, depth, height, width]`.
 
     >>> import torch, permutohedral as ph
-    >>> layer = ph.nn.BilateralConvolution3d(1, 16, sigma_space=(1.0, 2.0, 2.0))
+    >>> layer = ph.nn.BilateralConv3d(1, 16, sigma_space=(1.0, 2.0, 2.0))
     >>> layer(torch.rand(2, 1, 6, 8, 8)).shape
     torch.Size([2, 16, 6, 8, 8])
     """
 
-    spatial_axes = 3
+    spatial_dims = 3
 
 
 def _in_words(sigma: float | Sequence[float] | Tensor) -> str:

@@ -19,7 +19,7 @@ from permutohedral.ops.tensors import check_tensor, refuse_scripting
 Initialization = Literal["kaiming", "gaussian"]
 
 
-class PermutohedralConvolution(nn.Module):
+class PermutohedralConv(nn.Module):
     """Convolves values at arbitrary points of R^d, as `torch.nn.Conv2d` convolves images.
 
     Args:
@@ -35,7 +35,7 @@ class PermutohedralConvolution(nn.Module):
         normalization: "density" (the output does not depend on how many points sample the signal), "coverage" (nor
             on how many lattice points they leave empty), "none", "homogeneous" or "symmetric"; see
             `permutohedral_filter`.
-        learn_scale: train one factor per feature dimension, `scale [dimension]`, that multiplies the features: the
+        learn_sigma: train one factor per feature dimension, `scale [dimension]`, that multiplies the features: the
             inverse bandwidths of the filter.
 
     Shape:
@@ -44,9 +44,9 @@ class PermutohedralConvolution(nn.Module):
         target_features, by default at features.
 
     >>> import torch, permutohedral as ph
-    >>> layer = ph.nn.PermutohedralConvolution(in_channels=3, out_channels=8, dimension=2)
+    >>> layer = ph.nn.PermutohedralConv(in_channels=3, out_channels=8, dimension=2)
     >>> layer
-    PermutohedralConvolution(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')
+    PermutohedralConv(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')
     >>> layer(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
     torch.Size([100, 8])
     """
@@ -59,11 +59,12 @@ class PermutohedralConvolution(nn.Module):
         out_channels: int,
         dimension: int,
         neighborhood_size: int = 1,
+        *,
         groups: int = 1,
         bias: bool = True,
         init: Initialization = "kaiming",
         normalization: Normalization = "density",
-        learn_scale: bool = False,
+        learn_sigma: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -83,7 +84,7 @@ class PermutohedralConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         # the logarithm is trained, so that a scale stays positive
-        self.log_scale = nn.Parameter(torch.empty(dimension, device=device, dtype=dtype)) if learn_scale else None
+        self.log_scale = nn.Parameter(torch.empty(dimension, device=device, dtype=dtype)) if learn_sigma else None
         self.reset_parameters()
 
     @property
@@ -98,7 +99,7 @@ class PermutohedralConvolution(nn.Module):
 
     @property
     def scale(self) -> Tensor | None:
-        """The factor of each feature dimension, `[dimension]`, or None without `learn_scale`."""
+        """The factor of each feature dimension, `[dimension]`, or None without `learn_sigma`."""
         return None if self.log_scale is None else self.log_scale.exp()
 
     def reset_parameters(self) -> None:
@@ -171,11 +172,13 @@ class PermutohedralConvolution(nn.Module):
         features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
             target_features = scale_features(target_features, self.dimension, self.scale)
-        return build_lattice(features, target_features, self.neighborhood_size, batch, target_batch)
+        return build_lattice(
+            features, target_features, neighborhood_size=self.neighborhood_size, batch=batch, target_batch=target_batch
+        )
 
     def _check_lattice(self, lattice: Lattice) -> None:
         if self.log_scale is not None:
-            raise InputError("with learn_scale the features change at every step: pass features, not a lattice")
+            raise InputError("with learn_sigma the features change at every step: pass features, not a lattice")
         neighborhood = self.neighborhood
         if lattice.dimension != neighborhood.dimension or lattice.neighborhood_size != neighborhood.size:
             raise InputError(
@@ -196,7 +199,7 @@ class PermutohedralConvolution(nn.Module):
             parts.append("bias=False")
         parts.append(f"normalization={self.normalization!r}")
         if self.log_scale is not None:
-            parts.append("learn_scale=True")
+            parts.append("learn_sigma=True")
         return ", ".join(parts)
 
 

@@ -32,7 +32,7 @@ class DenseCRF(nn.Module):
         weights: cost of different labels, for the spatial and for the bilateral kernel.
         sigma_space: standard deviation of the spatial kernel, in pixels.
         sigma_bilateral: standard deviation of the bilateral kernel over positions, in pixels.
-        sigma_range: its standard deviation over colors, in units of the guide's values.
+        sigma_color: its standard deviation over colors, in units of the guide's values.
         compatibility: learned costs: "potts" none, "diagonal" one for each label, "matrix" one for each pair
             of labels.
         steps: of the mean field.
@@ -48,7 +48,7 @@ class DenseCRF(nn.Module):
         `[batch, channels, *space]`; the result, logarithms of marginals, is like logits.
 
     >>> import torch, permutohedral as ph
-    >>> layer = ph.nn.DenseCRF(labels=21, sigma_range=0.1)
+    >>> layer = ph.nn.DenseCRF(num_labels=21, bilateral_sigma_color=0.1)
     >>> layer(torch.randn(2, 21, 32, 40), torch.rand(2, 3, 32, 40)).shape
     torch.Size([2, 21, 32, 40])
     """
@@ -61,7 +61,7 @@ class DenseCRF(nn.Module):
         weights: Sequence[float] = (3.0, 10.0),
         sigma_space: float = 3.0,
         sigma_bilateral: float = 60.0,
-        sigma_range: float = 0.05,
+        sigma_color: float = 0.05,
         compatibility: Compatibility = "potts",
         steps: int = 5,
         dimension: int = 2,
@@ -80,7 +80,7 @@ class DenseCRF(nn.Module):
         numbers = read_numbers(weights, "weights", 2)
         if len(numbers) != 2:
             raise InputError(f"weights must be two numbers, for the spatial and the bilateral kernel, got {weights!r}")
-        given = {"sigma_space": sigma_space, "sigma_bilateral": sigma_bilateral, "sigma_range": sigma_range}
+        given = {"sigma_space": sigma_space, "sigma_bilateral": sigma_bilateral, "sigma_color": sigma_color}
         sigmas = [positive_numbers(sigma, name, 1)[0] for name, sigma in given.items()]
         self.labels, self.steps, self.dimension = labels, steps, dimension
         self.normalization: KernelNormalization = normalization
@@ -108,7 +108,7 @@ class DenseCRF(nn.Module):
                 f"logits must be [{self.labels}, *space] or a batch of these, with {self.dimension} axes of space, got "
                 f"{tuple(logits.shape)}"
             )
-        return mean_field(-logits, self.kernels(guide), self.steps, lattices=lattices, logarithms=True)
+        return mean_field(-logits, self.kernels(guide), num_iterations=self.steps, lattices=lattices, logarithms=True)
 
     def kernels(self, guide: Tensor) -> list[Kernel]:
         """Return the spatial and the bilateral kernel over the pixels of `guide`."""
@@ -118,14 +118,26 @@ class DenseCRF(nn.Module):
                 f"guide must be [channels, *space] or a batch of these, with {self.dimension} axes of space, got "
                 f"{tuple(guide.shape)}"
             )
-        sigma_space, sigma_bilateral, sigma_range = self._sigmas()
+        sigma_space, sigma_bilateral, sigma_color = self._sigmas()
         space = tuple(guide.shape[guide.dim() - self.dimension :])
         dtype = accumulation_dtype(guide.dtype)
         costs = [weight if self.costs is None else weight * self.costs for weight in self.weights]
         return [
-            spatial_kernel(space, sigma_space, costs[0], self.normalization, device=guide.device, dtype=dtype),
+            spatial_kernel(
+                space,
+                sigma_space,
+                compatibility=costs[0],
+                normalization=self.normalization,
+                device=guide.device,
+                dtype=dtype,
+            ),
             bilateral_kernel(
-                guide, sigma_bilateral, sigma_range, costs[1], self.normalization, dimension=self.dimension
+                guide,
+                sigma_space=sigma_bilateral,
+                sigma_color=sigma_color,
+                compatibility=costs[1],
+                normalization=self.normalization,
+                spatial_dims=self.dimension,
             ),
         ]
 
@@ -146,6 +158,6 @@ class DenseCRF(nn.Module):
         space, bilateral, colors = self.log_sigma.detach().exp().tolist()
         learned = "" if self.costs is None else f", costs={tuple(self.costs.shape)}"
         return (
-            f"{self.labels}, sigma_space={space:.4g}, sigma_bilateral={bilateral:.4g}, sigma_range={colors:.4g}, "
+            f"{self.labels}, sigma_space={space:.4g}, sigma_bilateral={bilateral:.4g}, sigma_color={colors:.4g}, "
             f"steps={self.steps}{learned}"
         )

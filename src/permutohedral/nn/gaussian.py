@@ -12,14 +12,14 @@ from permutohedral.ops.tensors import refuse_scripting
 
 
 class GaussianFilter(nn.Module):
-    """Filters values at arbitrary points with a Gaussian; no weights, unless the scale is learned.
+    """Filters values at arbitrary points with a Gaussian; no sample_weight, unless the scale is learned.
 
     Args:
         dimension: d of the features.
         normalization: see `gaussian_filter`.
         method: see `gaussian_filter`.
         halo: see `gaussian_filter`.
-        learn_scale: train one factor per feature dimension, `scale [dimension]`: the inverse bandwidths.
+        learn_sigma: train one factor per feature dimension, `scale [dimension]`: the inverse bandwidths.
         device: of the scale.
         dtype: of the scale.
 
@@ -36,10 +36,11 @@ class GaussianFilter(nn.Module):
     def __init__(
         self,
         dimension: int,
+        *,
         normalization: Normalization = "homogeneous",
-        method: GaussianMethod = "separable",
+        method: GaussianMethod = "lattice",
         halo: int = 0,
-        learn_scale: bool = False,
+        learn_sigma: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -48,11 +49,11 @@ class GaussianFilter(nn.Module):
         self.normalization: Normalization = normalization
         self.method: GaussianMethod = method
         self.halo = halo
-        self.log_scale = nn.Parameter(torch.zeros(dimension, device=device, dtype=dtype)) if learn_scale else None
+        self.log_scale = nn.Parameter(torch.zeros(dimension, device=device, dtype=dtype)) if learn_sigma else None
 
     @property
     def scale(self) -> Tensor | None:
-        """The factor of each feature dimension, `[dimension]`, or None without `learn_scale`."""
+        """The factor of each feature dimension, `[dimension]`, or None without `learn_sigma`."""
         return None if self.log_scale is None else self.log_scale.exp()
 
     def forward(
@@ -60,19 +61,19 @@ class GaussianFilter(nn.Module):
         values: Tensor,
         features: Tensor,
         target_features: Tensor | None = None,
-        weights: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Filter `values [..., points, channels]` at `features [..., points, d]`; `weights` as in `gaussian_filter`."""
+        """Filter `values [..., points, channels]` at `features [..., points, d]`; `sample_weight` as in `gaussian_filter`."""
         features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
             target_features = scale_features(target_features, self.dimension, self.scale)
         points = values, features, target_features
-        return gaussian_filter(*points, self.normalization, self.method, self.halo, weights=weights)
+        return gaussian_filter(*points, self.normalization, self.method, self.halo, sample_weight=sample_weight)
 
     def extra_repr(self) -> str:
         parts = [f"dimension={self.dimension}", f"normalization={self.normalization!r}", f"method={self.method!r}"]
         if self.halo:
             parts.append(f"halo={self.halo}")
         if self.log_scale is not None:
-            parts.append("learn_scale=True")
+            parts.append("learn_sigma=True")
         return ", ".join(parts)

@@ -168,7 +168,7 @@ class Normalized(NamedTuple):
     >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
     >>> before = ph.nn.Normalized(ph.nn.LatticeGroupNorm(2, 4), ph.nn.LatticeItems(lattice))
     >>> lattice_values = ph.splat(torch.rand(90, 4), lattice)
-    >>> ph.nn.LatticeConvolution(4, 4, dimension=3)(lattice_values, lattice, before, added=lattice_values).shape[1]
+    >>> ph.nn.LatticeConv(4, 4, dimension=3)(lattice_values, lattice, before, added=lattice_values).shape[1]
     4
     """
 

@@ -12,7 +12,7 @@ from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
 from permutohedral.guided.maps import check_space, layout_of
 from permutohedral.guided.solver import Observe, bilateral_solver
-from permutohedral.nn.convolution import PermutohedralConvolution
+from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.ops.tensors import refuse_scripting
 
 
@@ -28,8 +28,8 @@ class BilateralUpsample2d(nn.Module):
         neighborhood_size: s of the filter; 2 holds the whole Gaussian.
         mix: let the filter mix channels; else each channel has its own filter.
         sigma_space: bandwidth in distances between coarse samples.
-        sigma_range: bandwidth in units of the guide's values.
-        learn_scale: train the bandwidths.
+        sigma_color: bandwidth in units of the guide's values.
+        learn_sigma: train the bandwidths.
         sampling: what coarse samples are, "area" or "point"; see `permutohedral.upsample`.
 
     Shape:
@@ -47,20 +47,21 @@ class BilateralUpsample2d(nn.Module):
         self,
         channels: int,
         guide_channels: int,
+        *,
         neighborhood_size: int = 1,
         mix: bool = False,
         sigma_space: float = 0.5,
-        sigma_range: float = 0.1,
-        learn_scale: bool = False,
+        sigma_color: float = 0.1,
+        learn_sigma: bool = False,
         sampling: Sampling = "area",
     ) -> None:
         super().__init__()
-        for name, sigma in (("sigma_space", sigma_space), ("sigma_range", sigma_range)):
+        for name, sigma in (("sigma_space", sigma_space), ("sigma_color", sigma_color)):
             if not (math.isfinite(sigma) and sigma > 0):
                 raise InputError(f"{name} must be positive and finite, got {sigma}")
         self.channels, self.guide_channels = channels, guide_channels
-        self.sigma_space, self.sigma_range, self.sampling = sigma_space, sigma_range, sampling
-        self.convolution = PermutohedralConvolution(
+        self.sigma_space, self.sigma_color, self.sampling = sigma_space, sigma_color, sampling
+        self.convolution = PermutohedralConv(
             channels + 1,
             channels + 1,
             2 + guide_channels,
@@ -69,7 +70,7 @@ class BilateralUpsample2d(nn.Module):
             bias=False,
             init="gaussian",
             normalization="none",
-            learn_scale=learn_scale,
+            learn_sigma=learn_sigma,
         )
 
     def forward(self, coarse: Tensor, guide: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ class BilateralUpsample2d(nn.Module):
             )
         grids = Grids(tuple(coarse.shape[-2:]), space, self.sampling)
         sigma = [self.sigma_space * ratio for ratio in grids.ratios]
-        sources, targets = joint_features(guide, grids, sigma, self.sigma_range)
+        sources, targets = joint_features(guide, grids, sigma, self.sigma_color)
         values = torch.cat([coarse, torch.ones_like(coarse[..., :1, :, :])], dim=-3).flatten(-2).mT
         filtered: Tensor = self.convolution(values, sources, targets)
         filtered = filtered.mT.reshape(*coarse.shape[:-3], self.channels + 1, *space)
@@ -93,7 +94,7 @@ class BilateralUpsample2d(nn.Module):
         return (sums + (LEAST_MASS - mass).clamp_min(0) * between) / mass.clamp_min(LEAST_MASS)
 
     def extra_repr(self) -> str:
-        return f"sigma_space={self.sigma_space:.4g}, sigma_range={self.sigma_range:.4g}"
+        return f"sigma_space={self.sigma_space:.4g}, sigma_color={self.sigma_color:.4g}"
 
 
 class BilateralSolver(nn.Module):
@@ -101,7 +102,7 @@ class BilateralSolver(nn.Module):
 
     Args:
         sigma_space: see `permutohedral.bilateral_solver`.
-        sigma_range: see `permutohedral.bilateral_solver`.
+        sigma_color: see `permutohedral.bilateral_solver`.
         smoothness: see `permutohedral.bilateral_solver`.
         iterations: see `permutohedral.bilateral_solver`.
         tolerance: see `permutohedral.bilateral_solver`.
@@ -120,42 +121,43 @@ class BilateralSolver(nn.Module):
 
     def __init__(
         self,
+        *,
         sigma_space: float = 8.0,
-        sigma_range: float = 0.1,
+        sigma_color: float = 0.1,
         smoothness: float = 0.3,
-        iterations: int = 25,
+        num_iterations: int = 25,
         tolerance: float = 1e-4,
         learn_sigma: bool = False,
         learn_smoothness: bool = True,
     ) -> None:
         super().__init__()
-        numbers = {"sigma_space": sigma_space, "sigma_range": sigma_range, "smoothness": smoothness}
+        numbers = {"sigma_space": sigma_space, "sigma_color": sigma_color, "smoothness": smoothness}
         for name, number in numbers.items():
             if not (math.isfinite(number) and number > 0):
                 raise InputError(f"{name} must be positive and finite, got {number}")
-        self.iterations, self.tolerance = iterations, tolerance
+        self.iterations, self.tolerance = num_iterations, tolerance
         # the logarithms are trained, so that the numbers stay positive
-        self.log_sigma = nn.Parameter(torch.tensor([sigma_space, sigma_range]).log(), requires_grad=learn_sigma)
+        self.log_sigma = nn.Parameter(torch.tensor([sigma_space, sigma_color]).log(), requires_grad=learn_sigma)
         self.log_smoothness = nn.Parameter(torch.tensor(smoothness).log(), requires_grad=learn_smoothness)
 
     def forward(
-        self, target: Tensor, guide: Tensor, confidence: Tensor | None = None, observe: Observe = "pixels"
+        self, target: Tensor, guide: Tensor, sample_weight: Tensor | None = None, observe: Observe = "pixels"
     ) -> Tensor:
         """Smooth `target` along `guide`; see `permutohedral.bilateral_solver`."""
-        sigma_space, sigma_range = self.log_sigma.exp()
+        sigma_space, sigma_color = self.log_sigma.exp()
         return bilateral_solver(
             target,
             guide,
-            confidence,
-            self.log_smoothness.exp(),
-            sigma_space,
-            sigma_range,
+            sample_weight=sample_weight,
+            smoothness=self.log_smoothness.exp(),
+            sigma_space=sigma_space,
+            sigma_color=sigma_color,
             observe=observe,
-            iterations=self.iterations,
+            num_iterations=self.iterations,
             tolerance=self.tolerance,
         )
 
     def extra_repr(self) -> str:
-        sigma_space, sigma_range = self.log_sigma.detach().exp().tolist()
+        sigma_space, sigma_color = self.log_sigma.detach().exp().tolist()
         smoothness = float(self.log_smoothness.detach().exp())
-        return f"sigma_space={sigma_space:.4g}, sigma_range={sigma_range:.4g}, smoothness={smoothness:.4g}"
+        return f"sigma_space={sigma_space:.4g}, sigma_color={sigma_color:.4g}, smoothness={smoothness:.4g}"

@@ -29,6 +29,7 @@ class _LatticeFilter(nn.Module):
         out_channels: int,
         dimension: int,
         neighborhood_size: int = 1,
+        *,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -75,7 +76,7 @@ class _LatticeFilter(nn.Module):
         )
 
 
-class LatticeConvolution(_LatticeFilter):
+class LatticeConv(_LatticeFilter):
     """Convolve values on lattice points, without splat and slice.
 
     Args:
@@ -87,7 +88,7 @@ class LatticeConvolution(_LatticeFilter):
 
     >>> import torch, permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(100, 3) * 9)
-    >>> ph.nn.LatticeConvolution(4, 8, dimension=3)(ph.splat(torch.rand(100, 4), lattice), lattice).shape[1]
+    >>> ph.nn.LatticeConv(4, 8, dimension=3)(ph.splat(torch.rand(100, 4), lattice), lattice).shape[1]
     8
     """
 
@@ -111,13 +112,13 @@ class LatticeConvolution(_LatticeFilter):
         return convolved if added is None else convolved + added
 
 
-class Coarsen(_LatticeFilter):
+class LatticeConvDown(_LatticeFilter):
     """Convolve with a stride of 2, from one level of a pyramid to the next coarser one.
 
     >>> import torch, permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> fine = ph.splat(torch.rand(100, 4), pyramid.levels[0])
-    >>> len(ph.nn.Coarsen(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
+    >>> len(ph.nn.LatticeConvDown(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
     True
     """
 
@@ -126,13 +127,13 @@ class Coarsen(_LatticeFilter):
         return self._filter(lattice_values, lambda rows, weight: convolve_down(rows, weight, pyramid, level))
 
 
-class Refine(_LatticeFilter):
+class LatticeConvUp(_LatticeFilter):
     """Run the transposed convolution of stride 2, from one level of a pyramid to the next finer one.
 
     >>> import torch, permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> coarse = ph.splat(torch.rand(100, 8), pyramid.levels[1])
-    >>> len(ph.nn.Refine(8, 4, dimension=3)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
+    >>> len(ph.nn.LatticeConvUp(8, 4, dimension=3)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
     True
     """
 
@@ -145,8 +146,8 @@ class Refine(_LatticeFilter):
         return self._filter(lattice_values, lambda rows, weight: convolve_up(rows, weight, pyramid, level))
 
 
-class CoarsenLinear(nn.Module):
-    """Average to the next coarser level with `coarsen`, then apply a linear layer: a cheap `Coarsen`.
+class LatticeLinearDown(nn.Module):
+    """Average to the next coarser level with `coarsen`, then apply a linear layer: a cheap `LatticeConvDown`.
 
     Args:
         in_channels: of the values.
@@ -154,9 +155,9 @@ class CoarsenLinear(nn.Module):
         dimension: d of the features.
 
     >>> import torch, permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> fine = ph.splat(torch.rand(100, 4), pyramid.levels[0])
-    >>> len(ph.nn.CoarsenLinear(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
+    >>> len(ph.nn.LatticeLinearDown(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
     True
     """
 
@@ -180,17 +181,17 @@ class CoarsenLinear(nn.Module):
         return mixed
 
 
-class RefineLinear(nn.Module):
-    """Apply a linear layer, then interpolate on the next finer level with `refine`: a cheap `Refine`.
+class LatticeLinearUp(nn.Module):
+    """Apply a linear layer, then interpolate on the next finer level with `refine`: a cheap `LatticeConvUp`.
 
     Args:
         in_channels: of the values.
         out_channels: of the result.
 
     >>> import torch, permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> coarse = ph.splat(torch.rand(100, 8), pyramid.levels[1])
-    >>> len(ph.nn.RefineLinear(8, 4)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
+    >>> len(ph.nn.LatticeLinearUp(8, 4)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
     True
     """
 
@@ -215,7 +216,7 @@ class LatticePool(nn.Module):
     """Take the largest value of each channel around every lattice point of the next level: `pool` as a layer.
 
     >>> import torch, permutohedral as ph
-    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
     >>> ph.nn.LatticePool()(ph.splat(torch.rand(100, 4), pyramid.levels[0]), pyramid, level=0).shape[1]
     4
     """

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.contract import Declined
-from permutohedral.ops.dispatch import backend_for, call_on, explain_backend, forced_backend
+from permutohedral.ops.dispatch import backend_for, call_on, forced_backend
+from permutohedral.ops.dispatch import explain as explain_backend
 from permutohedral.ops.tracing import fusion_blocker, requires_gradient, without_autocast
 
 Result = TypeVar("Result")
@@ -81,11 +82,6 @@ class Composite(Generic[Result]):
         found = self._fuse(tensors, plan, composed, constants, parameters)
         self._report(found)
         return cast(Result | Declined, found)
-
-    def decline(self, reason: str) -> Declined:
-        """Return and report a reason to compose the call."""
-        self._report(declined := Declined(reason))
-        return declined
 
     def _report(self, found: object) -> None:
         # torch.compile cannot trace a context variable
@@ -227,8 +223,8 @@ def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) 
 
     >>> import torch, permutohedral as ph
     >>> values, features = torch.rand(9, 2), torch.rand(9, 3)
-    >>> with ph.use_backend("reference"):
-    ...     print(ph.explain_call(ph.gaussian_filter, values, features).splitlines()[-1])
+    >>> with ph.backends.use("reference"):
+    ...     print(ph.backends.explain_call(ph.gaussian_filter, values, features).splitlines()[-1])
     index_with_neighbors: composed of operators, because the backend 'reference' has no fused function for it
     """
     decisions: list[str] = []

@@ -403,13 +403,13 @@ class FusedFunctions(Primitives, Protocol):
     """
 
     def picture_features(
-        self, guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+        self, guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
     ) -> Tensor | Declined:
         """Return position and color of every pixel or voxel in standard deviations.
 
         Args:
             guide: float `[..., channels, *space]`.
-            sigma_space, sigma_range: one for each axis of space, and one for each channel.
+            sigma_space, sigma_color: one for each axis of space, and one for each channel.
             origin: the position of the first sample.
 
         Returns:

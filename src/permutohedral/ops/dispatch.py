@@ -32,7 +32,7 @@ class Backend:
     """A module with the primitives, and the conditions under which it runs.
 
     Attributes:
-        name: the argument of `use_backend`.
+        name: the argument of `use`.
         module: import path of the primitives.
         why_unavailable: returns the reason it does not work on this machine, or None.
         why_not_on: returns the reason it does not run on a device of this type, or None.
@@ -112,9 +112,9 @@ _BACKENDS = [
     Backend("reference", "permutohedral.ops.reference", lambda: None, lambda device_type: None),
 ]
 
-# Calls of `use_backend` that opened no block (yet), the latest last: the process default. Calls beyond the last few are
+# Calls of `use` that opened no block (yet), the latest last: the process default. Calls beyond the last few are
 # dropped, since a later call hides them. Replaced, never changed, so that it is read without the lock.
-_defaults: tuple[use_backend, ...] = ()
+_defaults: tuple[use, ...] = ()
 _MOST_DEFAULTS = 64
 _lock = threading.Lock()
 # the innermost block of this context: its backend, None for the choice by device
@@ -191,17 +191,17 @@ def all_backends() -> tuple[Backend, ...]:
     return tuple(_BACKENDS)
 
 
-def available_backends() -> list[str]:
+def available() -> list[str]:
     """Return the names of the backends that work on this machine, in order of preference.
 
     >>> import permutohedral as ph
-    >>> "reference" in ph.available_backends()
+    >>> "reference" in ph.available()
     True
     """
     return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
 
 
-class use_backend:
+class use:
     """Force a backend for the whole process, or inside a `with` block.
 
     A call outside of a `with` statement sets the process default, which new threads follow. A block holds for the
@@ -214,8 +214,8 @@ class use_backend:
         BackendUnavailable: the backend does not work on this machine; the message says why.
 
     >>> import torch, permutohedral as ph
-    >>> with ph.use_backend("reference"):
-    ...     print(ph.explain_backend(torch.zeros(1)).split(":")[0])
+    >>> with ph.use("reference"):
+    ...     print(ph.explain(torch.zeros(1)).split(":")[0])
     reference
     """
 
@@ -229,7 +229,7 @@ class use_backend:
         with _lock:
             _defaults = (*_defaults[1 - _MOST_DEFAULTS :], self)
 
-    def __enter__(self) -> use_backend:
+    def __enter__(self) -> use:
         global _defaults
         self._tokens.append(_block.set((self.backend,)))
         with _lock:
@@ -243,7 +243,7 @@ class use_backend:
         _block.reset(self._tokens.pop())
 
 
-def explain_backend(tensor: Tensor | None = None) -> str:
+def explain(tensor: Tensor | None = None) -> str:
     """Report which backend runs operations on `tensor`, and why not the others.
 
     `explain_call` reports which path a given call takes.
@@ -252,12 +252,12 @@ def explain_backend(tensor: Tensor | None = None) -> str:
         tensor: default: a tensor on the CPU.
 
     >>> import torch, permutohedral as ph
-    >>> "reference" in ph.explain_backend(torch.zeros(1))
+    >>> "reference" in ph.explain(torch.zeros(1))
     True
     """
     device_type = "cpu" if tensor is None else tensor.device.type
     chosen = choose_backend(device_type)
-    how = "forced by use_backend" if forced_backend() is not None else f"chosen for device {device_type!r}"
+    how = "forced by use" if forced_backend() is not None else f"chosen for device {device_type!r}"
     fault = chosen.fault()
     lines = [f"{chosen.name}: {how}" + ("" if fault is None else f", and fails: {fault}")]
     for backend in _BACKENDS:

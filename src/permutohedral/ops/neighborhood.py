@@ -141,11 +141,11 @@ class Neighborhood:
         filter_size: number of taps, (s+1)^{d+1} - s^{d+1}.
 
     >>> import permutohedral as ph
-    >>> ph.Neighborhood(dimension=2, size=1)
+    >>> ph.lattice.Neighborhood(dimension=2, size=1)
     Neighborhood(dimension=2, size=1, dilation=1, filter_size=7)
-    >>> (ph.Neighborhood(2, 1, dilation=3).offsets() == 3 * ph.Neighborhood(2, 1).offsets()).all().item()
+    >>> (ph.lattice.Neighborhood(2, 1, dilation=3).offsets() == 3 * ph.lattice.Neighborhood(2, 1).offsets()).all().item()
     True
-    >>> ph.Neighborhood(2, 1).taps[:3].tolist()
+    >>> ph.lattice.Neighborhood(2, 1).taps[:3].tolist()
     [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
     """
 
@@ -187,7 +187,7 @@ class Neighborhood:
         """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it.
 
         >>> import permutohedral as ph
-        >>> ph.Neighborhood(1, 1).opposite().tolist()
+        >>> ph.lattice.Neighborhood(1, 1).opposite().tolist()
         [0, 2, 1]
         """
         return _constant("opposite", torch.int64, device, self.dimension, self.size)
@@ -243,7 +243,7 @@ def gaussian_weight(
     Exact for s >= 2; s = 1 cuts it off.
 
     >>> import permutohedral as ph
-    >>> ph.gaussian_weight(1, 1).tolist()
+    >>> ph.lattice.gaussian_weight(1, 1).tolist()
     [1.0, 0.6666666865348816, 0.6666666865348816]
     """
     Neighborhood(dimension, size)

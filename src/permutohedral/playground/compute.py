@@ -80,9 +80,9 @@ def preview_filter(photo: Photo, options: dict[str, Any]) -> Layer:
     alpha = None if photo.small_alpha is None else photo.small_alpha[0]
     filtered = ph.bilateral_filter(
         photo.small,
-        options["sigma_space"] / photo.factor,
-        options["sigma_color"],
-        weights=alpha,
+        sigma_space=options["sigma_space"] / photo.factor,
+        sigma_color=options["sigma_color"],
+        sample_weight=alpha,
     )
     return make_layer(filtered, photo.small_alpha, photo.factor)
 
@@ -154,7 +154,7 @@ def preview_segments(photo: Photo, strokes: Sequence[Stroke], options: dict[str,
     drawn = torch.from_numpy(draw_strokes(strokes, height, width, photo.factor))
     used = drawn[drawn >= 0].unique()
     given = torch.where(drawn < 0, -1, torch.searchsorted(used, drawn))
-    energies = ph.crf.energies_from_labels(given, len(used), options["certainty"], unknown=-1)
+    energies = ph.crf.energies_from_labels(given, len(used), certainty=options["certainty"], unknown=-1)
     settings = SegmentationSettings(**{**options, "sigma_space": options["sigma_space"] / photo.factor})
     labels = follow_edges(energies, photo.small, settings).argmax(dim=0)
     colors = (torch.tensor(BRUSHES) / 255)[used][labels].permute(2, 0, 1)

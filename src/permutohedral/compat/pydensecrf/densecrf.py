@@ -226,14 +226,16 @@ class DenseCRF:
             replace(pair.kernel, compatibility=_without_constant(pair.kernel, self._nlabel)) for pair in self._pairwise
         ]
         alone = free_energy(marginals, energies, [])
-        together = free_energy(marginals, energies, kernels, [pair.lattice for pair in self._pairwise])
+        together = free_energy(marginals, energies, kernels, lattices=[pair.lattice for pair in self._pairwise])
         return _checked_sum(float(alone + 2 * (together - alone)))
 
     def _iterate(self, steps: int, start: Tensor | None) -> MatrixXf:
         from permutohedral.crf import mean_field
 
         kernels, lattices = [pair.kernel for pair in self._pairwise], [pair.lattice for pair in self._pairwise]
-        found = mean_field(self._unary(), kernels, max(0, steps), damping=0, lattices=lattices, start=start)
+        found = mean_field(
+            self._unary(), kernels, num_iterations=max(0, steps), damping=0, lattices=lattices, start=start
+        )
         marginals = found.T.cpu().numpy()
         _checked_sum(float(marginals.sum()))
         return marginals.view(MatrixXf)

@@ -241,7 +241,7 @@ def filter_learned_backward(
 
 
 def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
 ) -> Tensor:
     dtype, axes = accumulation_dtype(guide.dtype), len(origin)
     leading, (channels, *space) = guide.shape[: -axes - 1], guide.shape[-axes - 1 :]
@@ -251,7 +251,7 @@ def picture_features(
         last = guide.movedim(-axes - 1, -1)
         channels_last = last.is_contiguous()
         images = plain(last if channels_last else guide, dtype).view(-1)
-        units = space, list(origin), list(sigma_space), list(sigma_range)
+        units = space, list(origin), list(sigma_space), list(sigma_color)
         core(dtype).picture_features(images, channels_last, *units, features, bridge.threads(features.numel()))
     return features.view(*leading, samples, axes + channels)
 

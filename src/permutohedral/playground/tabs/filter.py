@@ -15,7 +15,7 @@ from permutohedral.playground.session import REST
 
 # values of the controls at the start: the defaults of `permutohedral image filter`
 START: dict[str, Any] = {"sigma_space": 8.0, "sigma_color": 0.1, "method": "auto", "halo": 0}
-_METHODS = ("separable", "dense", "exact", "auto")
+_METHODS = ("lattice", "dense", "exact", "auto")
 _SPACE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0)
 _COLOR = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
 

@@ -16,11 +16,11 @@ _BLOCK = 1024
 
 @kernel(sizes=[
     "height", "width", "blocks", "image_stride", "channel_stride", "row_stride", "column_stride", "sigma_space",
-    "sigma_range",
+    "sigma_color",
 ])  # fmt: skip
 def picture_features_kernel(
     guide, features, height, width, blocks, image_stride, channel_stride, row_stride, column_stride,
-    sigma_space, sigma_range, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    sigma_space, sigma_color, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
 
@@ -36,7 +36,7 @@ def picture_features_kernel(
     place = first + x.to(tl.int64) * column_stride + (column - 2).to(tl.int64) * channel_stride
     color = tl.load(place, mask=inside & (column >= 2), other=0.0).to(tl.float32)
     feature = tl.where(column == 0, y.to(tl.float32), tl.where(column == 1, x.to(tl.float32), color))
-    sigma = tl.where(column < 2, sigma_space, sigma_range).to(tl.float32)
+    sigma = tl.where(column < 2, sigma_space, sigma_color).to(tl.float32)
     # rounded to nearest, as torch divides on the CPU; Triton's own division is not
     quotient = tl.div_rn(feature, sigma)
     tl.store(features + row.to(tl.int64) * width * (2 + CHANNELS) + number, quotient, mask=inside)
@@ -44,7 +44,7 @@ def picture_features_kernel(
 
 @on_device
 def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
 ) -> Tensor | Declined:
     """Return `[..., height * width, 2 + channels]` for `[..., channels, height, width]`: y, x, colors."""
     # a kernel takes numbers of 32 bits
@@ -52,7 +52,7 @@ def picture_features(
         return Declined("the kernel has no double precision")
     if len(origin) != 2 or any(origin):
         return Declined("the kernel takes whole images of two axes")
-    if len(set(sigma_space)) != 1 or len(set(sigma_range)) != 1:
+    if len(set(sigma_space)) != 1 or len(set(sigma_color)) != 1:
         return Declined("the kernel takes one bandwidth over positions and one over colors")
     *leading, channels, height, width = guide.shape
     features = torch.empty(*leading, height * width, 2 + channels, dtype=torch.float32, device=guide.device)
@@ -62,6 +62,6 @@ def picture_features(
         strides = images.stride() if images.dim() == 4 else (0, *images.stride())
         blocks = cdiv(width * (2 + channels), _BLOCK)
         programs = features.numel() // (width * (2 + channels)) * blocks
-        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_range[0])
+        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_color[0])
         picture_features_kernel[channels, _BLOCK]((programs, 1, 1), (images, features), sizes)
     return features
