@@ -128,68 +128,6 @@ def test_convolve_up_is_transpose_of_down() -> None:
     )
 
 
-def test_coarsen_and_keep_adds_values() -> None:
-    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
-    fine, coarse = (level.num_lattice_points for level in pyramid.levels)
-    for leading, channels in (((), 16), ((), 3), ((2,), 37)):
-        values, kept = draw(*leading, coarse, channels), draw(*leading, fine, channels, seed=1)
-        assert_close(ph.levels.refine(values, pyramid, 0, added=kept), ph.levels.refine(values, pyramid, 0) + kept)
-    for wrong in (kept[0], kept[..., :2], kept[:, :-1]):
-        with pytest.raises(ph.errors.InputError, match=r"added must have the shape|one row for each"):
-            ph.levels.refine(values, pyramid, 0, added=wrong)
-    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0).float(), 2)
-    rows, kept = (draw(level.num_lattice_points, 3) for level in reversed(pyramid.levels))
-    with pytest.raises(ph.errors.InputError, match="added must have the shape and dtype"):
-        ph.levels.refine(rows.float(), pyramid, 0, added=kept.half())
-
-
-def test_gradients_of_coarsen_and_keep() -> None:
-    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
-    fine, coarse = (level.num_lattice_points for level in pyramid.levels)
-    for leading in ((), (2,)):
-        values = draw(*leading, fine, 3).requires_grad_()
-        upstream, other = draw(*leading, coarse, 3, seed=1), draw(*leading, fine, 3, seed=2)
-        below, kept = ph.levels.coarsen_and_keep(values, pyramid, 0)
-        assert_close(below, ph.levels.coarsen(values, pyramid, 0))
-        assert_close(kept, values)
-        (found,) = torch.autograd.grad([below, kept], values, [upstream, other], retain_graph=True)
-        assert_close(found, ph.levels.refine(upstream, pyramid, 0) + other)
-        # one of both is not used
-        assert_close(torch.autograd.grad(below, values, upstream, retain_graph=True)[0], found - other)
-        assert_close(torch.autograd.grad(kept, values, other)[0], other)
-
-
-@pytest.mark.slow
-def test_coarsen_and_keep_without_gradients() -> None:
-    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
-    values = draw(pyramid.levels[0].num_lattice_points, 3)
-    below, kept = ph.levels.coarsen_and_keep(values, pyramid, 0)
-    assert kept is values
-    assert_close(below, ph.levels.coarsen(values, pyramid, 0))
-    # transformed and compiled it is made of both
-    pushed = torch.func.jvp(
-        lambda each: torch.cat(ph.levels.coarsen_and_keep(each, pyramid, 0)), (values,), (-values,)
-    )[1]
-    assert_close(pushed, -torch.cat([below, kept]))
-    compiled = torch.compile(
-        lambda each: ph.levels.coarsen_and_keep(each, pyramid, 0), fullgraph=True, backend="aot_eager"
-    )
-    for found, expected in zip(compiled(values.requires_grad_()), (below, kept), strict=True):
-        assert_close(found, expected)
-
-
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
-def test_vmap_of_coarsen_and_keep(axes: tuple[int | None, int | None]) -> None:
-    pyramid = ph.levels.build_pyramid(draw(25, 2, scale=3.0), 2)
-    fine, coarse = (level.num_lattice_points for level in pyramid.levels)
-    values, kept = draw(4, coarse, 3), draw(4, fine, 3, seed=1)
-    given = [each[0] if axis is None else each for each, axis in zip((values, kept), axes, strict=True)]
-    actual = torch.vmap(lambda *each: ph.levels.refine(each[0], pyramid, 0, added=each[1]), axes)(*given)
-    assert_close(
-        actual, ph.levels.refine(values if axes[0] == 0 else given[0].expand_as(values), pyramid, 0) + given[1]
-    )
-
-
 def test_pool_takes_the_maximum() -> None:
     features = draw(25, 2, scale=3.0)
     pyramid = ph.levels.build_pyramid(features, 2)
@@ -234,7 +172,6 @@ def test_empty_point_set() -> None:
     pyramid = ph.levels.build_pyramid(draw(0, 3), LEVELS)
     assert [level.num_lattice_points for level in pyramid.levels] == [0, 0, 0]
     assert ph.levels.coarsen(draw(0, 2), pyramid, 0).shape == (0, 2)
-    assert [each.shape for each in ph.levels.coarsen_and_keep(draw(0, 2), pyramid, 0)] == [(0, 2), (0, 2)]
     assert ph.levels.refine(draw(0, 2), pyramid, 0, added=draw(0, 2)).shape == (0, 2)
     assert ph.levels.pool(draw(0, 2), pyramid, 1).shape == (0, 2)
 
@@ -247,7 +184,6 @@ def test_one_level_is_the_lattice() -> None:
 
 STEPS: dict[str, Callable[[Tensor, Tensor, ph.levels.LatticePyramid], Tensor]] = {
     "coarsen": lambda values, weight, pyramid: ph.levels.coarsen(values, pyramid, 0) * weight.sum(),
-    "keep": lambda values, weight, pyramid: torch.cat(ph.levels.coarsen_and_keep(values, pyramid, 0)) * weight.sum(),
     "refine": lambda values, weight, pyramid: ph.levels.refine(values, pyramid, 0) * weight.sum(),
     "convolve_down": lambda values, weight, pyramid: ph.levels.convolve_down(values, weight, pyramid, 0),
     "convolve_up": lambda values, weight, pyramid: ph.levels.convolve_up(values, weight, pyramid, 0),

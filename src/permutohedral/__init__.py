@@ -6,13 +6,18 @@ permutohedral lattice, convolved there, and sliced back at any points. Start her
     smooth an image, keep its edges      `bilateral_filter`
     upsample or fill maps along edges    `upsample`, `bilateral_solver`
     filter values at any points          `gaussian_filter`; with your weights, `permutohedral_filter`
+    fill in values between points        `interpolate`
     learn a filter                       `nn.PermutohedralConv`, as `torch.nn.Conv2d` is for grids;
                                          `nn.BilateralConv2d` takes and returns images
     build once, filter many times        `build_lattice`, then pass `lattice=`; or `splat`, `convolve`, `slice`
-    features from images                 `bilateral_features`, `position_features`, `color_features`, `join_features`
+    features from images                 `features.bilateral`, `features.positions`, `features.colors`, `features.join`
+    dense random fields                  `crf.mean_field`, `nn.DenseCRF`
+    coarser levels of a lattice          `levels.build_pyramid`
     filter, denoise, segment files       `files.filter_image`, `files.denoise_image`, `files.segment_image`, ...
-    see which backend runs, and why      `explain_backend`
-    forecast memory                      `forecast_memory`, `Lattice.statistics`
+    networks with trained weights        `models`
+    see which backend runs, and why      `backends.explain`
+    measure the approximation            `accuracy.estimate_error`, `accuracy.explain_bilateral`
+    forecast memory                      `lattice.forecast_memory`, `Lattice.statistics`
 
 One feature unit is one standard deviation of the Gaussian: divide features by the bandwidth. Every name has an
 example: see `help(permutohedral.build_lattice)`. The command line is described by `permutohedral --help`.
@@ -26,124 +31,82 @@ torch.Size([3, 64, 64])
 torch.Size([1000, 16])
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from permutohedral.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from permutohedral import compat as compat
     from permutohedral import crf as crf
+    from permutohedral import dask as dask
+    from permutohedral import errors as errors
     from permutohedral import files as files
+    from permutohedral import guided as guided
+    from permutohedral import lattice as lattice
+    from permutohedral import models as models
     from permutohedral import nn as nn
-    from permutohedral.errors import AccuracyWarning as AccuracyWarning
-    from permutohedral.errors import BackendUnavailable as BackendUnavailable
-    from permutohedral.errors import DataError as DataError
-    from permutohedral.errors import FeatureRangeError as FeatureRangeError
-    from permutohedral.errors import InputError as InputError
-    from permutohedral.errors import MemoryLimitError as MemoryLimitError
-    from permutohedral.errors import NeighborhoodError as NeighborhoodError
-    from permutohedral.errors import PermutohedralError as PermutohedralError
+    from permutohedral.filters import accuracy as accuracy
     from permutohedral.filters.bilateral import bilateral_filter as bilateral_filter
-    from permutohedral.filters.choice import explain_bilateral as explain_bilateral
-    from permutohedral.filters.choice import explain_gaussian as explain_gaussian
-    from permutohedral.filters.estimate import ErrorEstimate as ErrorEstimate
-    from permutohedral.filters.estimate import estimate_bilateral_error as estimate_bilateral_error
-    from permutohedral.filters.estimate import estimate_error as estimate_error
     from permutohedral.filters.gaussian import gaussian_filter as gaussian_filter
     from permutohedral.filters.learned import permutohedral_filter as permutohedral_filter
     from permutohedral.filters.steps import convolve as convolve
     from permutohedral.filters.steps import slice as slice
     from permutohedral.filters.steps import splat as splat
-    from permutohedral.guided import BilateralSolver as BilateralSolver
-    from permutohedral.guided import Upsampler as Upsampler
     from permutohedral.guided import bilateral_solver as bilateral_solver
     from permutohedral.guided import interpolate as interpolate
-    from permutohedral.guided import opponent_colors as opponent_colors
     from permutohedral.guided import upsample as upsample
-    from permutohedral.guided import upsample_frames as upsample_frames
-    from permutohedral.lattice.bounded import build_bounded_lattice as build_bounded_lattice
-    from permutohedral.lattice.features import bilateral_features as bilateral_features
-    from permutohedral.lattice.features import color_features as color_features
-    from permutohedral.lattice.features import grid_features as grid_features
-    from permutohedral.lattice.features import join_features as join_features
-    from permutohedral.lattice.features import position_features as position_features
-    from permutohedral.lattice.geometry import reach as reach
+    from permutohedral.lattice import features as features
+    from permutohedral.lattice import levels as levels
     from permutohedral.lattice.lattice import Lattice as Lattice
-    from permutohedral.lattice.lattice import LatticeStatistics as LatticeStatistics
     from permutohedral.lattice.lattice import build_lattice as build_lattice
-    from permutohedral.lattice.levels import coarsen as coarsen
-    from permutohedral.lattice.levels import coarsen_and_keep as coarsen_and_keep
-    from permutohedral.lattice.levels import convolve_down as convolve_down
-    from permutohedral.lattice.levels import convolve_up as convolve_up
-    from permutohedral.lattice.levels import pool as pool
-    from permutohedral.lattice.levels import refine as refine
-    from permutohedral.lattice.memory import MemoryForecast as MemoryForecast
-    from permutohedral.lattice.memory import forecast_memory as forecast_memory
-    from permutohedral.lattice.pyramid import LatticePyramid as LatticePyramid
-    from permutohedral.lattice.pyramid import LevelTables as LevelTables
-    from permutohedral.lattice.pyramid import build_pyramid as build_pyramid
-    from permutohedral.ops.composite import explain_call as explain_call
-    from permutohedral.ops.dispatch import available_backends as available_backends
-    from permutohedral.ops.dispatch import explain_backend as explain_backend
-    from permutohedral.ops.dispatch import use_backend as use_backend
-    from permutohedral.ops.neighborhood import Neighborhood as Neighborhood
-    from permutohedral.ops.neighborhood import gaussian_weight as gaussian_weight
-    from permutohedral.ops.simplices import Simplices as Simplices
+    from permutohedral.ops import backends as backends
 
-# Public names by module. They are imported on first use: the command line answers --help without loading torch.
-_NAMES = {
-    "errors": (
-        "AccuracyWarning",
-        "BackendUnavailable",
-        "DataError",
-        "FeatureRangeError",
-        "InputError",
-        "MemoryLimitError",
-        "NeighborhoodError",
-        "PermutohedralError",
-    ),
-    "filters.bilateral": ("bilateral_filter",),
-    "filters.choice": ("explain_bilateral", "explain_gaussian"),
-    "filters.estimate": ("ErrorEstimate", "estimate_bilateral_error", "estimate_error"),
-    "filters.gaussian": ("gaussian_filter",),
-    "filters.learned": ("permutohedral_filter",),
-    "filters.steps": ("convolve", "slice", "splat"),
-    "guided": (
-        "BilateralSolver",
-        "Upsampler",
-        "bilateral_solver",
-        "interpolate",
-        "opponent_colors",
-        "upsample",
-        "upsample_frames",
-    ),
-    "lattice.bounded": ("build_bounded_lattice",),
-    "lattice.features": ("bilateral_features", "color_features", "grid_features", "join_features", "position_features"),
-    "lattice.geometry": ("reach",),
-    "lattice.lattice": ("Lattice", "LatticeStatistics", "build_lattice"),
-    "lattice.levels": ("coarsen", "coarsen_and_keep", "convolve_down", "convolve_up", "pool", "refine"),
-    "lattice.memory": ("MemoryForecast", "forecast_memory"),
-    "lattice.pyramid": ("LatticePyramid", "LevelTables", "build_pyramid"),
-    "ops.composite": ("explain_call",),
-    "ops.dispatch": ("available_backends", "explain_backend", "use_backend"),
-    "ops.neighborhood": ("Neighborhood", "gaussian_weight"),
-    "ops.simplices": ("Simplices",),
+# Public functions and classes, and the modules that define them. They are imported on first use, so that the command
+# line answers --help without loading torch.
+_FUNCTIONS = {
+    "Lattice": "lattice.lattice",
+    "bilateral_filter": "filters.bilateral",
+    "bilateral_solver": "guided",
+    "build_lattice": "lattice.lattice",
+    "convolve": "filters.steps",
+    "gaussian_filter": "filters.gaussian",
+    "interpolate": "guided",
+    "permutohedral_filter": "filters.learned",
+    "slice": "filters.steps",
+    "splat": "filters.steps",
+    "upsample": "guided",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-_SUBPACKAGES = ("crf", "errors", "files", "filters", "guided", "lattice", "nn", "ops")
-__all__ = sorted(["__version__", "crf", "nn", *_MODULE_OF])  # noqa: PLE0605
+# Public modules, and where they are.
+_MODULES = {
+    "accuracy": "filters.accuracy",
+    "backends": "ops.backends",
+    "compat": "compat",
+    "crf": "crf",
+    "dask": "dask",
+    "errors": "errors",
+    "features": "lattice.features",
+    "files": "files",
+    "guided": "guided",
+    "lattice": "lattice",
+    "levels": "lattice.levels",
+    "models": "models",
+    "nn": "nn",
+}
+__all__ = ["__version__", *_FUNCTIONS, *_MODULES]  # noqa: PLE0604
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
-        if name in _SUBPACKAGES:
-            return importlib.import_module(f"{__name__}.{name}")
-        if name not in _MODULE_OF:
+    def __getattr__(name: str) -> object:
+        import importlib
+
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        if name not in _FUNCTIONS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        value = getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "errors", "files"])
+    return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__"])

@@ -1,1 +1,1 @@
-"""What the filters of `functional.py` are made of: steps on a lattice, sums without one, the choice between them."""
+"""Splat, convolve, slice; bilateral, Gaussian and learned filters; exact sums; accuracy."""

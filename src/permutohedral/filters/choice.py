@@ -93,17 +93,17 @@ def costs_of(device: torch.device) -> Costs:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """The method that `method="auto"` uses for one call.
 
     Attributes:
-        method: "exact", "grid" or "separable".
+        method: "exact", "grid" or "lattice".
         reason: the estimated times behind the choice.
         reach: of the window of the exact method, in standard deviations.
         axes: of the color grid.
         guide: of the color grid, contiguous.
 
-    >>> print(Choice("exact", "few points"))
+    >>> print(MethodChoice("exact", "few points"))
     exact: few points
     """
 
@@ -117,37 +117,37 @@ class Choice:
         return f"{self.method}: {self.reason}"
 
 
-def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor | None = None) -> str:
+def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor | None = None) -> MethodChoice:
     """Explain which method `gaussian_filter` uses with `method="auto"`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.accuracy.explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
+    >>> ph.accuracy.explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).method
     'exact'
     """
     check_tensor("values", values)
     check_features(features, target_features)
-    return str(choose_for_points(values, features, target_features))
+    return choose_for_points(values, features, target_features)
 
 
 def explain_bilateral(
     image: Tensor, guide: Tensor | None = None, *, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int = 2
-) -> str:
+) -> MethodChoice:
     """Explain which method `bilateral_filter` uses with `method="auto"`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.accuracy.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_color=0.1).split(":")[0]
+    >>> ph.accuracy.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_color=0.1).method
     'exact'
     """
     check_image(image, spatial_dims)
     edges = image if guide is None else guide
     check_guide(edges, image, spatial_dims)
     if spatial_dims == 2:
-        return str(choose_for_pixels(image, edges, sigma_space, sigma_color))
+        return choose_for_pixels(image, edges, sigma_space, sigma_color)
     features = bilateral_features(edges, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims)
-    return str(choose_for_points(image.flatten(-spatial_dims).mT, features, None))
+    return choose_for_points(image.flatten(-spatial_dims).mT, features, None)
 
 
-def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> Choice:
+def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> MethodChoice:
     """Choose between all pairs and a lattice with one lattice point for each point.
 
     >>> few, many = torch.rand(200, 5), torch.rand(20000, 5)
@@ -156,19 +156,19 @@ def choose_for_points(values: Tensor, features: Tensor | None, target_features: 
     """
     given = [values, features] + [target_features] * (target_features is not None)
     if features is None or not all(isinstance(each, Tensor) and each.dim() >= 2 for each in given):
-        return Choice("lattice", "there are no features or no values")
+        return MethodChoice("lattice", "there are no features or no values")
     sources, dimension = features.shape[-2:]
     targets = sources if target_features is None else target_features.shape[-2]
     costs = costs_of(features.device)
     pairs = costs.pairs(sources * targets, dimension, values.shape[-1])
     lattice = (sources + targets) / 2 * costs.lattice(dimension, 1.0)
     times = f"about {_in_words(pairs)} for all pairs, {_in_words(lattice)} for the lattice"
-    return Choice("exact" if pairs <= _MAX_TIME_RATIO * lattice else "lattice", times)
+    return MethodChoice("exact" if pairs <= _MAX_TIME_RATIO * lattice else "lattice", times)
 
 
 def choose_for_pixels(
     image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, costs: Costs | None = None
-) -> Choice:
+) -> MethodChoice:
     """Choose between an exact window, a color grid and the lattice.
 
     Args:
@@ -183,7 +183,7 @@ def choose_for_pixels(
     'exact'
     """
     if has_no_window(sigma_space):
-        return Choice("lattice", "a window has no derivative with respect to sigma_space")
+        return MethodChoice("lattice", "a window has no derivative with respect to sigma_space")
     costs = costs_of(guide.device) if costs is None else costs
     *items, guides, height, width = guide.shape
     pixels, dimension = math.prod(items) * height * width, 2 + guides
@@ -194,7 +194,7 @@ def choose_for_pixels(
     exact = [pixels * (costs.pixel + costs.pairs(size, guides, channels)) for size in sizes]
     lattice = pixels * costs.lattice(dimension, 0.0)
     if exact[0] <= _MAX_TIME_RATIO * lattice:
-        return Choice("exact", f"about {_in_words(exact[0])}, at least {_in_words(lattice)} for a lattice")
+        return MethodChoice("exact", f"about {_in_words(exact[0])}, at least {_in_words(lattice)} for a lattice")
     if costs.lattice_point:
         if is_traced():
             return _choose_traced()
@@ -202,24 +202,24 @@ def choose_for_pixels(
     for reach, size, time in zip(_REACHES, sizes, exact, strict=True):
         times = f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for the lattice"
         if time <= _MAX_TIME_RATIO * lattice:
-            return Choice("exact", times, reach)
+            return MethodChoice("exact", times, reach)
     grid = _choose_grid(image, guide, sigmas, sigma_color, costs, lattice) if min(sigmas) >= _MIN_GRID_SIGMA else None
-    return grid or Choice("lattice", times)
+    return grid or MethodChoice("lattice", times)
 
 
-def _choose_traced() -> Choice:
+def _choose_traced() -> MethodChoice:
     """Choose the lattice in traced calls, which cannot look at pixels; a plain call may choose another method."""
     reason = "torch traces or transforms the call, so that pixels cannot be looked at"
     # a warning would end the graph of a compiler
     if not is_recorded():
         advice = 'pass a method such as "exact" or "separable" for the results of a plain call'
         warnings.warn(f'method="auto" takes the lattice here: {reason}; {advice}', AccuracyWarning, stacklevel=4)
-    return Choice("lattice", reason)
+    return MethodChoice("lattice", reason)
 
 
 def _choose_grid(
     image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_color: Sigma, costs: Costs, lattice: float
-) -> Choice | None:
+) -> MethodChoice | None:
     """Choose the color grid if it is about as fast as the lattice; None if not, or if gradients are wanted."""
     if not has_color_grid(guide):
         return None
@@ -248,7 +248,7 @@ def _choose_grid(
     if not is_within_limits(guide.reshape(pictures.shape), ranges, sigmas, axes):
         return None
     reason = f"about {_in_words(time)} for {places * nodes:,.0f} nodes, {_in_words(lattice)} for the lattice"
-    return Choice("grid", reason, axes=axes, guide=guide)
+    return MethodChoice("grid", reason, axes=axes, guide=guide)
 
 
 def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_color: Sigma) -> float:

@@ -4,14 +4,12 @@ from permutohedral.guided.scattered import interpolate
 from permutohedral.guided.solver import BilateralSolver, bilateral_solver
 from permutohedral.guided.upsampling import Upsampler, upsample
 from permutohedral.guided.video import upsample_frames
-from permutohedral.lattice.features import opponent_colors
 
 __all__ = [
     "BilateralSolver",
     "Upsampler",
     "bilateral_solver",
     "interpolate",
-    "opponent_colors",
     "upsample",
     "upsample_frames",
 ]

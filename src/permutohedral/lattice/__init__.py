@@ -1,1 +1,21 @@
-"""Features, lattices, pyramids, and the checks and memory limits of building them."""
+"""Lattices: build them, measure them, forecast their memory; features and pyramids are modules of their own."""
+
+from permutohedral.lattice.bounded import build_bounded_lattice
+from permutohedral.lattice.geometry import reach
+from permutohedral.lattice.lattice import Lattice, LatticeStatistics, build_lattice
+from permutohedral.lattice.memory import MemoryForecast, forecast_memory
+from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.ops.simplices import Simplices
+
+__all__ = [
+    "Lattice",
+    "LatticeStatistics",
+    "MemoryForecast",
+    "Neighborhood",
+    "Simplices",
+    "build_bounded_lattice",
+    "build_lattice",
+    "forecast_memory",
+    "gaussian_weight",
+    "reach",
+]

@@ -21,6 +21,8 @@ from permutohedral.ops.contract import Declined, accumulation_dtype
 from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
 
+__all__ = ["bilateral", "colors", "join", "opponent_colors", "positions"]
+
 Sigma = float | Sequence[float] | np.ndarray | Tensor
 
 
@@ -45,7 +47,7 @@ def positions(
         `[samples, axes]`, the last axis fastest.
 
     >>> import permutohedral as ph
-    >>> ph.positions((1, 2, 2), sigma=2.0).tolist()
+    >>> ph.features.positions((1, 2, 2), sigma=2.0).tolist()
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -71,7 +73,7 @@ def colors(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
 
     >>> import torch, permutohedral as ph
     >>> image = torch.arange(12.0).reshape(3, 2, 2)
-    >>> ph.colors(image, sigma=2.0)[1].tolist()
+    >>> ph.features.colors(image, sigma=2.0)[1].tolist()
     [0.5, 2.5, 4.5]
     """
     check_image(image)
@@ -115,8 +117,8 @@ def join(*features: Tensor) -> Tensor:
         `[..., points, sum of the dimensions]`.
 
     >>> import torch, permutohedral as ph
-    >>> positions, colors = ph.features.positions((4, 5), sigma=2.0), ph.colors(torch.rand(8, 3, 4, 5), sigma=0.1)
-    >>> ph.join(positions, colors).shape
+    >>> positions, colors = ph.features.positions((4, 5), sigma=2.0), ph.features.colors(torch.rand(8, 3, 4, 5), sigma=0.1)
+    >>> ph.features.join(positions, colors).shape
     torch.Size([8, 20, 5])
     """
     if not features:
@@ -158,9 +160,9 @@ def bilateral(
         pictures, then the channels.
 
     >>> import torch, permutohedral as ph
-    >>> ph.bilateral(torch.rand(3, 4, 5), sigma_space=2.0, sigma_color=0.1).shape
+    >>> ph.features.bilateral(torch.rand(3, 4, 5), sigma_space=2.0, sigma_color=0.1).shape
     torch.Size([20, 5])
-    >>> ph.bilateral(torch.rand(1, 2, 4, 5), sigma_space=2.0, sigma_color=0.1, spatial_dims=3).shape
+    >>> ph.features.bilateral(torch.rand(1, 2, 4, 5), sigma_space=2.0, sigma_color=0.1, spatial_dims=3).shape
     torch.Size([40, 4])
     """
     check_image(guide, spatial_dims, "guide")

@@ -1,4 +1,4 @@
-"""Move lattice values between the levels of a pyramid: by fixed or learned filters, or by their maximum."""
+"""Levels: pyramids of nested lattices, and operations that move lattice values between them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from permutohedral.errors import InputError
 from permutohedral.lattice.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
-from permutohedral.lattice.pyramid import LatticePyramid, LevelTables
+from permutohedral.lattice.pyramid import LatticePyramid, LevelTables, build_pyramid
 from permutohedral.ops import operators
 from permutohedral.ops.contract import accumulation_dtype
+
+__all__ = [
+    "LatticePyramid",
+    "LevelTables",
+    "build_pyramid",
+    "coarsen",
+    "convolve_down",
+    "convolve_up",
+    "pool",
+    "refine",
+]
 
 
 def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
@@ -39,36 +50,13 @@ def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tens
     return unfold(operators.splat(rows, tables.parents, shares, coarse.num_lattice_points), leading)
 
 
-def coarsen_and_keep(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> tuple[Tensor, Tensor]:
-    """Return the result of `coarsen`, and the lattice values again, for `refine` to add.
-
-    Args:
-        lattice_values: `[lattice_points, channels]` of `level`, or `[..., lattice_points, channels]`.
-        pyramid: from `build_pyramid`.
-        level: of `lattice_values`; the first result is on `level + 1`.
-
-    Returns:
-        What `coarsen` gives, and `lattice_values`.
-
-    >>> import torch
-    >>> import permutohedral as ph
-    >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)
-    >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 2, requires_grad=True)
-    >>> coarse, kept = ph.levels.coarsen_and_keep(fine, pyramid, level=0)
-    >>> ph.levels.refine(coarse.relu(), pyramid, level=0, added=kept).shape == fine.shape
-    True
-    """
-    return coarsen(lattice_values, pyramid, level), lattice_values
-
-
-def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int, added: Tensor | None = None) -> Tensor:
+def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     """Interpolate lattice values on the next finer level: P, the adjoint of `coarsen`; slices stay the same.
 
     Args:
         lattice_values: `[coarse lattice_points, channels]` of `level + 1`, or with leading axes.
         pyramid: from `build_pyramid`.
         level: of the result.
-        added: like the result, and added to it: the skip connection of a network.
 
     Returns:
         `[lattice_points, channels]`, with the leading axes of `lattice_values`.
@@ -84,15 +72,7 @@ def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int, added: T
     rows, leading = lattice_to_rows(lattice_values, coarse, coarse.source)
     check_rows(fine.num_lattice_points, rows.shape[1], rows)
     means = operators.slice(rows, tables.parents, _half_shares(rows, tables.parents))
-    if added is None:
-        return unfold(means, leading)
-    others, their_leading = lattice_to_rows(added, fine, fine.source)
-    if (their_leading, others.shape, others.dtype) != (leading, (fine.num_lattice_points, rows.shape[1]), rows.dtype):
-        raise InputError(
-            f"added must have the shape and dtype of the result, {lattice_values.shape[-1]} channels of "
-            f"{lattice_values.dtype} on the finer level, got {tuple(added.shape)} of {added.dtype}"
-        )
-    return unfold(means + others, leading)
+    return unfold(means, leading)
 
 
 def convolve_down(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:

@@ -13,7 +13,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.pyramid import LatticePyramid, build_pyramid
-from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized, count_items
+from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, count_items
 from permutohedral.nn.levels import LatticeConv, LatticeConvDown, LatticeConvUp, LatticeLinearDown, LatticeLinearUp
 from permutohedral.ops.contract import accumulation_dtype
 
@@ -45,11 +45,10 @@ class ResidualBlock(nn.Module):
     def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
         """Map `[lattice_points, channels]` to the same shape; blocks on one lattice may share `items`."""
         items = LatticeItems(lattice) if items is None else items
-        first, second = self.convolutions
-        before, between = (Normalized(cast(LatticeGroupNorm, norm), items) for norm in self.norms)
-        change = first(lattice_values, lattice, before)
-        result: Tensor = second(change, lattice, between, added=lattice_values)
-        return result
+        change = lattice_values
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            change = convolution(norm(change, lattice, items, relu=True), lattice)
+        return change + lattice_values
 
 
 def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:

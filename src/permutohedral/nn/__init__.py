@@ -9,7 +9,7 @@ from permutohedral.nn.bilateral import (
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
-from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized
+from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems
 from permutohedral.nn.guided import BilateralSolver, BilateralUpsample2d
 from permutohedral.nn.levels import (
     LatticeConv,
@@ -28,18 +28,17 @@ __all__ = [
     "BilateralFilter",
     "BilateralSolver",
     "BilateralUpsample2d",
-    "Coarsen",
     "DeformSlice",
     "DenseCRF",
     "GaussianFilter",
     "LatticeConv",
+    "LatticeConvDown",
+    "LatticeConvUp",
     "LatticeGroupNorm",
     "LatticeItems",
     "LatticeLinearDown",
     "LatticeLinearUp",
     "LatticePool",
-    "Normalized",
     "PermutohedralConv",
     "PointSplat",
-    "Refine",
 ]

@@ -155,22 +155,3 @@ def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems
     scale = items.spread((variance + eps).rsqrt())[:, :, None]
     normalized = (centered * scale).reshape(wide.shape)
     return torch.addcmul(bias, normalized, weight).to(values.dtype)
-
-
-class Normalized(NamedTuple):
-    """A normalization and a ReLU of the values before a convolution.
-
-    Attributes:
-        norm: the normalization.
-        items: of the lattice.
-
-    >>> import torch, permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
-    >>> before = ph.nn.Normalized(ph.nn.LatticeGroupNorm(2, 4), ph.nn.LatticeItems(lattice))
-    >>> lattice_values = ph.splat(torch.rand(90, 4), lattice)
-    >>> ph.nn.LatticeConv(4, 4, dimension=3)(lattice_values, lattice, before, added=lattice_values).shape[1]
-    4
-    """
-
-    norm: LatticeGroupNorm
-    items: LatticeItems

@@ -13,7 +13,6 @@ from permutohedral.filters.steps import convolve
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.lattice.pyramid import LatticePyramid
-from permutohedral.nn.group_norm import Normalized
 from permutohedral.ops.neighborhood import Neighborhood
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
@@ -92,24 +91,9 @@ class LatticeConv(_LatticeFilter):
     8
     """
 
-    def forward(
-        self, lattice_values: Tensor, lattice: Lattice, before: Normalized | None = None, added: Tensor | None = None
-    ) -> Tensor:
-        """Convolve.
-
-        Args:
-            lattice_values: `[lattice_points, in_channels]`.
-            lattice: of the lattice points.
-            before: normalization of the values before the convolution, followed by a ReLU.
-            added: `[lattice_points, out_channels]`, added to the result: a residual.
-
-        Returns:
-            `[lattice_points, out_channels]`.
-        """
-        if before is not None:
-            lattice_values = before.norm(lattice_values, lattice, before.items, relu=True)
-        convolved = self._filter(lattice_values, lambda rows, weight: convolve(rows, weight, lattice))
-        return convolved if added is None else convolved + added
+    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+        """Convolve `[lattice_points, in_channels]` to `[lattice_points, out_channels]`."""
+        return self._filter(lattice_values, lambda rows, weight: convolve(rows, weight, lattice))
 
 
 class LatticeConvDown(_LatticeFilter):

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from permutohedral.ops.contract import Declined
-from permutohedral.ops.dispatch import backend_for, call_on, forced_backend
+from permutohedral.ops.dispatch import BackendReport, backend_for, call_on, forced_backend
 from permutohedral.ops.dispatch import explain as explain_backend
 from permutohedral.ops.tracing import fusion_blocker, requires_gradient, without_autocast
 
@@ -209,7 +210,23 @@ def to_autocast_dtype(device: torch.device, *tensors: Any) -> tuple[Any, ...]:
     )
 
 
-def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+@dataclass(frozen=True)
+class CallReport:
+    """The path of a call.
+
+    Attributes:
+        backend: of its first tensor.
+        decisions: a line for each filter, in the order of the call.
+    """
+
+    backend: BackendReport
+    decisions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.backend), *self.decisions])
+
+
+def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) -> CallReport:
     """Run a call, and report on which backend, and whether each of its filters was one call of the backend.
 
     A filter is otherwise composed of operators, which is slower; the report has the reason.
@@ -219,12 +236,12 @@ def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) 
         arguments, options: passed to it.
 
     Returns:
-        The lines of `explain_backend`, then a line for each filter, in the order of the call.
+        The backend, and whether each filter was fused, or why not.
 
     >>> import torch, permutohedral as ph
     >>> values, features = torch.rand(9, 2), torch.rand(9, 3)
     >>> with ph.backends.use("reference"):
-    ...     print(ph.backends.explain_call(ph.gaussian_filter, values, features).splitlines()[-1])
+    ...     print(ph.backends.explain_call(ph.gaussian_filter, values, features).decisions[-1])
     index_with_neighbors: composed of operators, because the backend 'reference' has no fused function for it
     """
     decisions: list[str] = []
@@ -234,8 +251,7 @@ def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) 
     finally:
         _decisions.reset(token)
     tensors = (each for each in (*arguments, *options.values()) if isinstance(each, Tensor))
-    lines = explain_backend(next(tensors, None)).splitlines()
-    return "\n".join([*lines, *dict.fromkeys(decisions)])
+    return CallReport(explain_backend(next(tensors, None)), tuple(dict.fromkeys(decisions)))
 
 
 picture_features: Composite[Tensor] = Composite("picture_features")

@@ -195,7 +195,7 @@ def available() -> list[str]:
     """Return the names of the backends that work on this machine, in order of preference.
 
     >>> import permutohedral as ph
-    >>> "reference" in ph.available()
+    >>> "reference" in ph.backends.available()
     True
     """
     return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
@@ -214,8 +214,8 @@ class use:
         BackendUnavailable: the backend does not work on this machine; the message says why.
 
     >>> import torch, permutohedral as ph
-    >>> with ph.use("reference"):
-    ...     print(ph.explain(torch.zeros(1)).split(":")[0])
+    >>> with ph.backends.use("reference"):
+    ...     print(ph.backends.explain(torch.zeros(1)).name)
     reference
     """
 
@@ -243,7 +243,25 @@ class use:
         _block.reset(self._tokens.pop())
 
 
-def explain(tensor: Tensor | None = None) -> str:
+@dataclass(frozen=True)
+class BackendReport:
+    """The backend of a device, and why.
+
+    Attributes:
+        name: of the backend.
+        reason: why it is used.
+        others: reasons why the other backends are not used, by name.
+    """
+
+    name: str
+    reason: str
+    others: dict[str, str]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {reason}" for name, reason in [(self.name, self.reason), *self.others.items()])
+
+
+def explain(tensor: Tensor | None = None) -> BackendReport:
     """Report which backend runs operations on `tensor`, and why not the others.
 
     `explain_call` reports which path a given call takes.
@@ -252,16 +270,16 @@ def explain(tensor: Tensor | None = None) -> str:
         tensor: default: a tensor on the CPU.
 
     >>> import torch, permutohedral as ph
-    >>> "reference" in ph.explain(torch.zeros(1))
+    >>> "reference" in str(ph.backends.explain(torch.zeros(1)))
     True
     """
     device_type = "cpu" if tensor is None else tensor.device.type
     chosen = choose_backend(device_type)
-    how = "forced by use" if forced_backend() is not None else f"chosen for device {device_type!r}"
+    reason = "forced" if forced_backend() is not None else f"chosen for device {device_type!r}"
     fault = chosen.fault()
-    lines = [f"{chosen.name}: {how}" + ("" if fault is None else f", and fails: {fault}")]
-    for backend in _BACKENDS:
-        if backend is not chosen:
-            reason = backend.blocker(device_type) or backend.fault()
-            lines.append(f"{backend.name}: {reason or 'available, not chosen'}")
-    return "\n".join(lines)
+    others = {
+        backend.name: backend.blocker(device_type) or backend.fault() or "available, not chosen"
+        for backend in _BACKENDS
+        if backend is not chosen
+    }
+    return BackendReport(chosen.name, reason if fault is None else f"{reason}, and fails: {fault}", others)

@@ -1,4 +1,4 @@
-"""Estimate the error of a filtered signal at some of its points."""
+"""Accuracy: the error of a filtered signal at sampled points, and the method that "auto" uses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import DOCUMENTATION, AccuracyWarning, InputError
+from permutohedral.filters.choice import MethodChoice, explain_bilateral, explain_gaussian
 from permutohedral.filters.exact import sum_points
 from permutohedral.lattice.features import (
     Sigma,
@@ -24,6 +25,15 @@ from permutohedral.lattice.features import (
     bilateral as bilateral_features,
 )
 from permutohedral.ops.tensors import check_count, check_tensor
+
+__all__ = [
+    "ErrorEstimate",
+    "MethodChoice",
+    "estimate_bilateral_error",
+    "estimate_error",
+    "explain_bilateral",
+    "explain_gaussian",
+]
 
 # pixels are sampled in squares of this side, voxels in cubes, which share their surroundings
 _SIDE = 3
@@ -42,8 +52,8 @@ class ErrorEstimate:
         num_samples: number of targets.
 
     >>> import permutohedral as ph
-    >>> ph.accuracy.ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
-    'relative error 1.0 %, 10.0 % of what the filter changes, at most 0.02 at 128 samples'
+    >>> print(ph.accuracy.ErrorEstimate(0.01, 0.1, 0.02, 128))
+    relative error 1.0 %, 10.0 % of the change, at most 0.02 at 128 samples
     """
 
     relative: float
@@ -51,9 +61,8 @@ class ErrorEstimate:
     worst: float
     num_samples: int
 
-    def describe(self) -> str:
-        """Return the estimate in a line."""
-        change = "" if self.of_change is None else f" {100 * self.of_change:.1f} % of what the filter changes,"
+    def __str__(self) -> str:
+        change = "" if self.of_change is None else f" {100 * self.of_change:.1f} % of the change,"
         at_samples = f"at most {self.worst:.2g} at {self.num_samples} samples"
         return f"relative error {100 * self.relative:.1f} %,{change} {at_samples}"
 
@@ -208,7 +217,7 @@ def _compare(approximate: Tensor, exact: Tensor, before: Tensor | None, warn_abo
     estimate = ErrorEstimate(over(exact), of_change, worst, approximate.shape[0])
     if warn_above is not None and not estimate.relative <= warn_above:
         warnings.warn(
-            f"the filter is far from exact: {estimate.describe()}; method='exact' or a halo are closer "
+            f"the filter is far from exact: {estimate}; method='exact' or a halo are closer "
             f"(see {DOCUMENTATION}research/accuracy.html)",
             AccuracyWarning,
             stacklevel=3,
