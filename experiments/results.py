@@ -88,7 +88,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware,
         "threads": torch.get_num_threads(),
-        "backend": ph.backends.explain(torch.empty(0, device=device)).split(":")[0],
+        "backend": ph.backends.explain(torch.empty(0, device=device)).name,
         "versions": versions,
     }
 

@@ -152,7 +152,7 @@ def run() -> dict[str, Any]:
         "version": ph.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "backend": ph.backends.explain().partition(":")[0],
+        "backend": ph.backends.explain().name,
         "rows": rows,
         "rounding": [measure_rounding(4.0, 0.0), measure_rounding(16.0, 0.0), measure_rounding(16.0, 25 / 255)],
     }

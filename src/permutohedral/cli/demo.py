@@ -38,7 +38,7 @@ def run(folder: Path, steps: int) -> None:
     _, height, width = image.shape
     console.print(
         f"Filtered a {width} x {height} photo in {time.perf_counter() - started:.1f} s "
-        f"(backend {ph.backends.explain(image).partition(':')[0]}): a Gaussian of {SMOOTH[0]:g} pixels and "
+        f"(backend {ph.backends.explain(image).name}): a Gaussian of {SMOOTH[0]:g} pixels and "
         f"{SMOOTH[1]:g} in color, in 5 dimensions."
     )
     layer = ph.nn.PermutohedralConv(3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_sigma=True)

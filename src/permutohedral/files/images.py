@@ -133,8 +133,8 @@ def filter_image(
         pixels = filter_by_alpha(image.pixels, image.alpha, average)
         lost = tuple(write_image(image.with_pixels(pixels), output))
         channels, height, width = pixels.shape
-        name = (
-            ph.accuracy.explain_bilateral(image.pixels, sigma_space=sigmas[0], sigma_color=sigmas[1], guide=edges)
+        name = str(
+            ph.accuracy.explain_bilateral(image.pixels, edges, sigma_space=sigma_space, sigma_color=sigma_color)
             if method == "auto"
             else method
         )

@@ -151,21 +151,20 @@ def estimate_bilateral_error(
             f"image and filtered must be [channels, {space_in_words(spatial_dims)}], got {tuple(image.shape)} and "
             f"{tuple(filtered.shape)}; estimate the items of a batch one by one"
         )
-    sigmas, features_of = (
-        numbers_of(sigma_space, spatial_dims, "sigma_space"),
-        partial(bilateral_features, spatial_dims=spatial_dims),
+    features_of = partial(
+        bilateral_features, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims
     )
-    cubes = list(_cubes(image.shape[1:], sigmas, samples))
+    cubes = list(_cubes(image.shape[1:], numbers_of(sigma_space, spatial_dims, "sigma_space"), samples))
     if sum(_volume(around) for _, around in cubes) > math.prod(image.shape[1:]):
         # the surroundings of all cubes together are larger than the image
-        features = features_of(edges, sigma_space, sigma_color)
+        features = features_of(edges)
         pixels = filtered.flatten(1).mT, image.flatten(1).mT
         return estimate_error(*pixels, features, samples=samples, warn_above=warn_above)
     found = []
     with torch.no_grad():
         for cube, around in cubes:
             there, here = (slice(None), *around), (slice(None), *cube)
-            features = features_of(edges[there], sigma_space, sigma_color)
+            features = features_of(edges[there])
             targets = features.unflatten(0, image[there].shape[1:])[_within(cube, around)].flatten(0, -2)
             exact = sum_points(image[there].flatten(1).mT, "homogeneous", features, targets)
             found.append((filtered[here].flatten(1).mT, exact, image[here].flatten(1).mT))

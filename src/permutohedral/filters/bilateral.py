@@ -13,6 +13,7 @@ from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
+from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor
 from permutohedral.lattice.checks import check_method
 from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image
 from permutohedral.lattice.features import bilateral as bilateral_features
@@ -21,77 +22,118 @@ from permutohedral.ops.tracing import wants_gradient
 
 @overload
 def bilateral_filter(
-    image: Tensor,
-    guide: Tensor | None = None,
+    image: Data,
+    guide: Data | None = None,
     *,
     sigma_space: Sigma,
     sigma_color: Sigma,
     method: GaussianMethod = "lattice",
     halo: int = 0,
     spatial_dims: int = 2,
+    channels_last: bool = False,
     origin: Sequence[int] | None = None,
-    sample_weight: Tensor | None = None,
+    sample_weight: Data | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[False] = False,
-) -> Tensor: ...
+) -> Data: ...
 
 
 @overload
 def bilateral_filter(
-    image: Tensor,
-    guide: Tensor | None = None,
+    image: Data,
+    guide: Data | None = None,
     *,
     sigma_space: Sigma,
     sigma_color: Sigma,
     method: GaussianMethod = "lattice",
     halo: int = 0,
     spatial_dims: int = 2,
+    channels_last: bool = False,
     origin: Sequence[int] | None = None,
-    sample_weight: Tensor | None = None,
+    sample_weight: Data | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[True],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Data, Data]: ...
 
 
 def bilateral_filter(
-    image: Tensor,
-    guide: Tensor | None = None,
+    image: Data,
+    guide: Data | None = None,
     *,
     sigma_space: Sigma,
     sigma_color: Sigma,
     method: GaussianMethod = "lattice",
     halo: int = 0,
     spatial_dims: int = 2,
+    channels_last: bool = False,
     origin: Sequence[int] | None = None,
-    sample_weight: Tensor | None = None,
+    sample_weight: Data | None = None,
     fill_value: float = 0.0,
     return_mass: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Data | tuple[Data, Data]:
     """Smooth an image and keep its edges: the Gaussian filter over position and color.
 
     Args:
-        image: float `[..., channels, *space]`, by default `[..., channels, height, width]`.
+        image: tensor or NumPy array `[..., channels, *space]`, by default `[..., channels, height, width]`; floating,
+            or uint8, which is scaled to [0, 1] and back.
+        guide: image `[..., guide channels, *space]` whose edges are kept; default: the image itself.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
-        guide: `[..., guide channels, *space]`, whose edges are kept; default: the image itself.
+        sigma_color: standard deviation over colors, in units of the guide's values (white is 1 for uint8); one number,
+            or one for each channel.
         method: see `gaussian_filter`. With two spatial axes, "exact" sums over a window of 5 standard deviations.
         halo: see `gaussian_filter`.
-        spatial_dims: how many axes follow the channels: 1 for signals, 2 for images, 3 for volumes.
+        spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes.
+        channels_last: image and guide are `[..., *space, channels]`.
         origin: position of the first pixel, for a part of a larger image: it is filtered on the lattice of the whole.
-        sample_weight: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. Without a guide, pixels of weight
-            zero that are not finite get `fill_value`.
+        sample_weight: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. Without a guide, pixels of
+            weight zero that are not finite get `fill_value`.
         fill_value: see `gaussian_filter`.
         return_mass: see `gaussian_filter`.
 
     Returns:
-        The filtered image, of the shape of `image`; with `return_mass`, also the mass `[..., *space]`.
+        The filtered image, of the kind, dtype and shape of `image`; with `return_mass`, also the mass `[..., *space]`.
 
-    >>> import torch, permutohedral as ph
+    >>> import numpy as np, torch, permutohedral as ph
     >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_color=0.1).shape
     torch.Size([3, 32, 48])
-    >>> ph.bilateral_filter(torch.rand(1, 20, 32, 48), sigma_space=(1.0, 2.0, 2.0), sigma_color=0.1, spatial_dims=3).shape
+    >>> photo = np.zeros((32, 48, 3), np.uint8)
+    >>> ph.bilateral_filter(photo, sigma_space=4.0, sigma_color=0.1, channels_last=True).dtype
+    dtype('uint8')
+    >>> volume = torch.rand(1, 20, 32, 48)
+    >>> ph.bilateral_filter(volume, sigma_space=(1.0, 2.0, 2.0), sigma_color=0.1, spatial_dims=3).shape
     torch.Size([1, 20, 32, 48])
     """
+    layout = ImageFormat(spatial_dims, channels_last)
+    filtered, mass = _filter_pixels(
+        layout.read("image", image),
+        None if guide is None else layout.read("guide", guide),
+        (sigma_space, sigma_color),
+        method,
+        halo,
+        spatial_dims,
+        origin,
+        optional_tensor(sample_weight),
+        fill_value,
+        return_mass,
+    )
+    result = layout.write(filtered, image)
+    return result if mass is None else (result, as_given(mass, image))
+
+
+def _filter_pixels(
+    image: Tensor,
+    guide: Tensor | None,
+    sigmas: tuple[Sigma, Sigma],
+    method: GaussianMethod,
+    halo: int,
+    spatial_dims: int,
+    origin: Sequence[int] | None,
+    sample_weight: Tensor | None,
+    fill_value: float,
+    return_mass: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Run `bilateral_filter` on floating tensors `[..., channels, *space]`."""
+    sigma_space, sigma_color = sigmas
     check_image(image, spatial_dims)
     check_method(method, halo, None)
     if guide is None:
@@ -131,6 +173,6 @@ def bilateral_filter(
     if lost is not None:
         filtered = torch.where(lost.unsqueeze(-spatial_dims - 1), fill_value, filtered)
     if mass is None:
-        return filtered
+        return filtered, None
     mass = mass.reshape(*leading, *space)
     return filtered, mass if lost is None else torch.where(lost, 0.0, mass)

@@ -63,12 +63,19 @@ class GaussianFilter(nn.Module):
         target_features: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Filter `values [..., points, channels]` at `features [..., points, d]`; `sample_weight` as in `gaussian_filter`."""
+        """Filter `values [..., points, channels]` at `features [..., points, d]`; see `gaussian_filter`."""
         features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
             target_features = scale_features(target_features, self.dimension, self.scale)
-        points = values, features, target_features
-        return gaussian_filter(*points, self.normalization, self.method, self.halo, sample_weight=sample_weight)
+        return gaussian_filter(
+            values,
+            features,
+            target_features,
+            method=self.method,
+            normalization=self.normalization,
+            halo=self.halo,
+            sample_weight=sample_weight,
+        )
 
     def extra_repr(self) -> str:
         parts = [f"dimension={self.dimension}", f"normalization={self.normalization!r}", f"method={self.method!r}"]

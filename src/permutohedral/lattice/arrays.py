@@ -1,0 +1,96 @@
+"""Images as users have them: tensors or NumPy arrays, channels first or last, floating or uint8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.errors import InputError
+
+# all data of a call are tensors, or all are arrays
+Data = TypeVar("Data", Tensor, NDArray[Any])
+_WHITE = 255
+
+
+def to_tensor(data: Tensor | NDArray[Any]) -> Tensor:
+    """Convert an array to a tensor on the CPU, which shares its memory if possible.
+
+    Raises:
+        InputError: the array is masked, or torch does not support its dtype.
+    """
+    if not isinstance(data, np.ndarray):
+        return data
+    if np.ma.is_masked(data):
+        raise InputError("tensors have no masks: pass the array with .filled(numpy.nan), where NaN is unknown")
+    # torch supports neither negative strides nor foreign byte order, and warns about read-only memory
+    plain = data.astype(data.dtype.newbyteorder("="), order="C", copy=not data.flags.writeable)
+    try:
+        return torch.from_numpy(plain)
+    except TypeError as error:
+        raise InputError(f"torch does not support arrays of {data.dtype}; convert the array to float32") from error
+
+
+def optional_tensor(data: Tensor | NDArray[Any] | None) -> Tensor | None:
+    """Convert an optional array to a tensor; see `to_tensor`."""
+    return None if data is None else to_tensor(data)
+
+
+def as_given(result: Tensor, data: Data) -> Data:
+    """Convert the result to an array, without derivatives, if `data` is one.
+
+    >>> as_given(torch.zeros(2), np.zeros(3))
+    array([0., 0.], dtype=float32)
+    """
+    if isinstance(data, np.ndarray):
+        return result.detach().numpy()
+    return result
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """How images of a call are passed, and how its result is returned.
+
+    Attributes:
+        spatial_dims: number of axes of space.
+        channels_last: the channels are the last axis, not the axis before space.
+
+    >>> photo = np.full((4, 5, 3), 255, np.uint8)
+    >>> layout = ImageFormat(2, channels_last=True)
+    >>> image = layout.read("image", photo)
+    >>> image.shape, float(image.max())
+    (torch.Size([3, 4, 5]), 1.0)
+    >>> layout.write(image, photo).dtype
+    dtype('uint8')
+    """
+
+    spatial_dims: int = 2
+    channels_last: bool = False
+
+    def read(self, name: str, data: Tensor | NDArray[Any]) -> Tensor:
+        """Return an image as a tensor `[..., channels, *space]`; uint8 is scaled to [0, 1]."""
+        if not isinstance(data, (Tensor, np.ndarray)):
+            raise InputError(
+                f"{name} must be a torch.Tensor or a NumPy array, got {type(data).__name__}; "
+                "pass a Pillow image as numpy.asarray(image) with channels_last=True"
+            )
+        image = to_tensor(data)
+        if image.dtype == torch.uint8:
+            image = image / _WHITE
+        if not self.channels_last:
+            return image
+        if image.dim() <= self.spatial_dims:
+            raise InputError(f"{name} has no axis of channels, got {tuple(data.shape)}; add one with {name}[..., None]")
+        return image.movedim(-1, -self.spatial_dims - 1)
+
+    def write(self, result: Tensor, data: Data) -> Data:
+        """Return a result as `data` was passed: array or tensor, place of the channels, floating or uint8."""
+        if data.dtype in (torch.uint8, np.uint8):
+            result = (result * _WHITE).round().clamp(0, _WHITE).to(torch.uint8)
+        if self.channels_last:
+            result = result.movedim(-self.spatial_dims - 1, -1)
+        return as_given(result, data)
