@@ -28,16 +28,16 @@ class DenseCRF(nn.Module):
     The layer starts as the Potts model.
 
     Args:
-        labels: number of labels.
-        weights: cost of different labels, for the spatial and for the bilateral kernel.
-        sigma_space: standard deviation of the spatial kernel, in pixels.
-        sigma_bilateral: standard deviation of the bilateral kernel over positions, in pixels.
-        sigma_color: its standard deviation over colors, in units of the guide's values.
+        num_labels: number of labels.
+        kernel_weights: cost of different labels, for the spatial and for the bilateral kernel.
+        spatial_sigma: standard deviation of the spatial kernel, in pixels.
+        bilateral_sigma_space: standard deviation of the bilateral kernel over positions, in pixels.
+        bilateral_sigma_color: its standard deviation over colors, in units of the guide's values.
         compatibility: learned costs: "potts" none, "diagonal" one for each label, "matrix" one for each pair
             of labels.
-        steps: of the mean field.
-        dimension: number of axes of space: 2 for images, 3 for volumes.
-        learn_weights: train the weights.
+        num_iterations: mean-field iterations.
+        spatial_dims: number of spatial axes: 2 for images, 3 for volumes.
+        learn_kernel_weights: train the weights of the kernels.
         learn_sigma: train the standard deviations.
         normalization: see `permutohedral.crf.Kernel`.
         device: of the parameters.
@@ -57,39 +57,46 @@ class DenseCRF(nn.Module):
 
     def __init__(
         self,
-        labels: int,
-        weights: Sequence[float] = (3.0, 10.0),
-        sigma_space: float = 3.0,
-        sigma_bilateral: float = 60.0,
-        sigma_color: float = 0.05,
+        num_labels: int,
+        *,
+        kernel_weights: Sequence[float] = (3.0, 10.0),
+        spatial_sigma: float = 3.0,
+        bilateral_sigma_space: float = 60.0,
+        bilateral_sigma_color: float = 0.05,
         compatibility: Compatibility = "potts",
-        steps: int = 5,
-        dimension: int = 2,
-        learn_weights: bool = True,
+        num_iterations: int = 5,
+        spatial_dims: int = 2,
+        learn_kernel_weights: bool = True,
         learn_sigma: bool = False,
         normalization: KernelNormalization = "symmetric",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count("labels", labels, least=1)
-        check_count("steps", steps)
-        check_count("dimension", dimension, least=1)
+        check_count("num_labels", num_labels, least=1)
+        check_count("num_iterations", num_iterations)
+        check_count("spatial_dims", spatial_dims, least=1)
         if compatibility not in ("potts", "diagonal", "matrix"):
             raise InputError(f"compatibility must be 'potts', 'diagonal' or 'matrix', got {compatibility!r}")
-        numbers = read_numbers(weights, "weights", 2)
+        numbers = read_numbers(kernel_weights, "kernel_weights", 2)
         if len(numbers) != 2:
-            raise InputError(f"weights must be two numbers, for the spatial and the bilateral kernel, got {weights!r}")
-        given = {"sigma_space": sigma_space, "sigma_bilateral": sigma_bilateral, "sigma_color": sigma_color}
+            raise InputError(
+                f"kernel_weights must be two numbers, for the spatial and the bilateral kernel, got {kernel_weights!r}"
+            )
+        given = {
+            "spatial_sigma": spatial_sigma,
+            "bilateral_sigma_space": bilateral_sigma_space,
+            "bilateral_sigma_color": bilateral_sigma_color,
+        }
         sigmas = [positive_numbers(sigma, name, 1)[0] for name, sigma in given.items()]
-        self.labels, self.steps, self.dimension = labels, steps, dimension
+        self.num_labels, self.num_iterations, self.spatial_dims = num_labels, num_iterations, spatial_dims
         self.normalization: KernelNormalization = normalization
-        self.weights = nn.Parameter(torch.tensor(numbers, device=device, dtype=dtype), learn_weights)
+        self.kernel_weights = nn.Parameter(torch.tensor(numbers, device=device, dtype=dtype), learn_kernel_weights)
         logarithms = torch.tensor([math.log(sigma) for sigma in sigmas], device=device, dtype=dtype)
         # the logarithms are trained, so that a standard deviation stays positive
         self.log_sigma = nn.Parameter(logarithms, learn_sigma)
-        costs = {"diagonal": -torch.ones(labels), "matrix": 1 - torch.eye(labels)}.get(compatibility)
-        self.costs = None if costs is None else nn.Parameter(costs.to(self.weights))
+        costs = {"diagonal": -torch.ones(num_labels), "matrix": 1 - torch.eye(num_labels)}.get(compatibility)
+        self.costs = None if costs is None else nn.Parameter(costs.to(self.kernel_weights))
 
     def forward(self, logits: Tensor, guide: Tensor, lattices: Sequence[Lattice] | None = None) -> Tensor:
         """Refine `logits` along the edges of `guide`.
@@ -103,25 +110,30 @@ class DenseCRF(nn.Module):
             Logarithms of marginals, like logits.
         """
         check_tensor("logits", logits)
-        if logits.dim() not in (1 + self.dimension, 2 + self.dimension) or self._labels_of(logits) != self.labels:
+        if (
+            logits.dim() not in (1 + self.spatial_dims, 2 + self.spatial_dims)
+            or self._labels_of(logits) != self.num_labels
+        ):
             raise InputError(
-                f"logits must be [{self.labels}, *space] or a batch of these, with {self.dimension} axes of space, got "
+                f"logits must be [{self.num_labels}, *space] or a batch of these, with {self.spatial_dims} axes of space, got "
                 f"{tuple(logits.shape)}"
             )
-        return mean_field(-logits, self.kernels(guide), num_iterations=self.steps, lattices=lattices, logarithms=True)
+        return mean_field(
+            -logits, self.kernels(guide), num_iterations=self.num_iterations, lattices=lattices, logarithms=True
+        )
 
     def kernels(self, guide: Tensor) -> list[Kernel]:
         """Return the spatial and the bilateral kernel over the pixels of `guide`."""
-        check_image(guide, self.dimension, "guide")
-        if guide.dim() > 2 + self.dimension:
+        check_image(guide, self.spatial_dims, "guide")
+        if guide.dim() > 2 + self.spatial_dims:
             raise InputError(
-                f"guide must be [channels, *space] or a batch of these, with {self.dimension} axes of space, got "
+                f"guide must be [channels, *space] or a batch of these, with {self.spatial_dims} axes of space, got "
                 f"{tuple(guide.shape)}"
             )
         sigma_space, sigma_bilateral, sigma_color = self._sigmas()
-        space = tuple(guide.shape[guide.dim() - self.dimension :])
+        space = tuple(guide.shape[guide.dim() - self.spatial_dims :])
         dtype = accumulation_dtype(guide.dtype)
-        costs = [weight if self.costs is None else weight * self.costs for weight in self.weights]
+        costs = [weight if self.costs is None else weight * self.costs for weight in self.kernel_weights]
         return [
             spatial_kernel(
                 space,
@@ -137,7 +149,7 @@ class DenseCRF(nn.Module):
                 sigma_color=sigma_color,
                 compatibility=costs[1],
                 normalization=self.normalization,
-                spatial_dims=self.dimension,
+                spatial_dims=self.spatial_dims,
             ),
         ]
 
@@ -146,7 +158,7 @@ class DenseCRF(nn.Module):
         return [kernel.build_lattice() for kernel in self.kernels(guide)]
 
     def _labels_of(self, logits: Tensor) -> int:
-        return logits.shape[logits.dim() - self.dimension - 1]
+        return logits.shape[logits.dim() - self.spatial_dims - 1]
 
     def _sigmas(self) -> Sequence[float | Tensor]:
         if self.log_sigma.requires_grad or is_recorded():
@@ -158,6 +170,6 @@ class DenseCRF(nn.Module):
         space, bilateral, colors = self.log_sigma.detach().exp().tolist()
         learned = "" if self.costs is None else f", costs={tuple(self.costs.shape)}"
         return (
-            f"{self.labels}, sigma_space={space:.4g}, sigma_bilateral={bilateral:.4g}, sigma_color={colors:.4g}, "
-            f"steps={self.steps}{learned}"
+            f"{self.num_labels}, sigma_space={space:.4g}, sigma_bilateral={bilateral:.4g}, sigma_color={colors:.4g}, "
+            f"steps={self.num_iterations}{learned}"
         )

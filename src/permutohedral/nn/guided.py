@@ -27,16 +27,19 @@ class BilateralUpsample2d(nn.Module):
         guide_channels: of the guide; the filter has 2 + guide_channels dimensions, so keep the guide small.
         neighborhood_size: s of the filter; 2 holds the whole Gaussian.
         mix: let the filter mix channels; else each channel has its own filter.
-        sigma_space: bandwidth in distances between coarse samples.
+        sigma_space: bandwidth in pixels of the guide; default: half the distance between coarse samples.
         sigma_color: bandwidth in units of the guide's values.
         learn_sigma: train the bandwidths.
         sampling: what coarse samples are, "area" or "point"; see `permutohedral.upsample`.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Shape:
         coarse `[batch, channels, h, w]`, guide `[batch, guide_channels, height, width]`, or both without batch; the
         result is `[batch, channels, height, width]`.
 
-    >>> layer = BilateralUpsample2d(3, 1)
+    >>> import torch, permutohedral as ph
+    >>> layer = ph.nn.BilateralUpsample2d(3, 1)
     >>> layer(torch.rand(2, 3, 4, 5), torch.rand(2, 1, 32, 40)).shape
     torch.Size([2, 3, 32, 40])
     """
@@ -50,14 +53,16 @@ class BilateralUpsample2d(nn.Module):
         *,
         neighborhood_size: int = 1,
         mix: bool = False,
-        sigma_space: float = 0.5,
+        sigma_space: float | None = None,
         sigma_color: float = 0.1,
         learn_sigma: bool = False,
         sampling: Sampling = "area",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         for name, sigma in (("sigma_space", sigma_space), ("sigma_color", sigma_color)):
-            if not (math.isfinite(sigma) and sigma > 0):
+            if sigma is not None and not (math.isfinite(sigma) and sigma > 0):
                 raise InputError(f"{name} must be positive and finite, got {sigma}")
         self.channels, self.guide_channels = channels, guide_channels
         self.sigma_space, self.sigma_color, self.sampling = sigma_space, sigma_color, sampling
@@ -71,6 +76,8 @@ class BilateralUpsample2d(nn.Module):
             init="gaussian",
             normalization="none",
             learn_sigma=learn_sigma,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, coarse: Tensor, guide: Tensor) -> Tensor:
@@ -83,7 +90,7 @@ class BilateralUpsample2d(nn.Module):
                 f"batch, got {tuple(coarse.shape)} and {tuple(guide.shape)}"
             )
         grids = Grids(tuple(coarse.shape[-2:]), space, self.sampling)
-        sigma = [self.sigma_space * ratio for ratio in grids.ratios]
+        sigma = [0.5 * ratio if self.sigma_space is None else self.sigma_space for ratio in grids.ratios]
         sources, targets = joint_features(guide, grids, sigma, self.sigma_color)
         values = torch.cat([coarse, torch.ones_like(coarse[..., :1, :, :])], dim=-3).flatten(-2).mT
         filtered: Tensor = self.convolution(values, sources, targets)
@@ -94,7 +101,7 @@ class BilateralUpsample2d(nn.Module):
         return (sums + (LEAST_MASS - mass).clamp_min(0) * between) / mass.clamp_min(LEAST_MASS)
 
     def extra_repr(self) -> str:
-        return f"sigma_space={self.sigma_space:.4g}, sigma_color={self.sigma_color:.4g}"
+        return f"sigma_space={self.sigma_space}, sigma_color={self.sigma_color:.4g}"
 
 
 class BilateralSolver(nn.Module):
@@ -104,15 +111,18 @@ class BilateralSolver(nn.Module):
         sigma_space: see `permutohedral.bilateral_solver`.
         sigma_color: see `permutohedral.bilateral_solver`.
         smoothness: see `permutohedral.bilateral_solver`.
-        iterations: see `permutohedral.bilateral_solver`.
+        num_iterations: see `permutohedral.bilateral_solver`.
         tolerance: see `permutohedral.bilateral_solver`.
         learn_sigma: train both bandwidths.
         learn_smoothness: train the smoothness.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Shape:
         target `[..., channels, height, width]`, guide `[..., guide channels, height, width]`.
 
-    >>> layer = BilateralSolver(sigma_space=4.0)
+    >>> import torch, permutohedral as ph
+    >>> layer = ph.nn.BilateralSolver(sigma_space=4.0)
     >>> layer(torch.rand(2, 1, 16, 16), torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 1, 16, 16])
     """
@@ -129,16 +139,20 @@ class BilateralSolver(nn.Module):
         tolerance: float = 1e-4,
         learn_sigma: bool = False,
         learn_smoothness: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         numbers = {"sigma_space": sigma_space, "sigma_color": sigma_color, "smoothness": smoothness}
         for name, number in numbers.items():
             if not (math.isfinite(number) and number > 0):
                 raise InputError(f"{name} must be positive and finite, got {number}")
-        self.iterations, self.tolerance = num_iterations, tolerance
+        self.num_iterations, self.tolerance = num_iterations, tolerance
         # the logarithms are trained, so that the numbers stay positive
-        self.log_sigma = nn.Parameter(torch.tensor([sigma_space, sigma_color]).log(), requires_grad=learn_sigma)
-        self.log_smoothness = nn.Parameter(torch.tensor(smoothness).log(), requires_grad=learn_smoothness)
+        sigmas = torch.tensor([sigma_space, sigma_color], device=device, dtype=dtype)
+        self.log_sigma = nn.Parameter(sigmas.log(), requires_grad=learn_sigma)
+        strength = torch.tensor(smoothness, device=device, dtype=dtype)
+        self.log_smoothness = nn.Parameter(strength.log(), requires_grad=learn_smoothness)
 
     def forward(
         self, target: Tensor, guide: Tensor, sample_weight: Tensor | None = None, observe: Observe = "pixels"
@@ -153,7 +167,7 @@ class BilateralSolver(nn.Module):
             sigma_space=sigma_space,
             sigma_color=sigma_color,
             observe=observe,
-            num_iterations=self.iterations,
+            num_iterations=self.num_iterations,
             tolerance=self.tolerance,
         )
 
