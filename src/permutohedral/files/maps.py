@@ -30,6 +30,7 @@ from permutohedral.files.formats.metadata import Metadata
 from permutohedral.files.images import check_same_size, size_of
 from permutohedral.files.settings import Progress
 from permutohedral.files.transparency import hide_colors
+from permutohedral.guided.maps import guide_and_sigma
 
 # without alpha, a pixel whose channels differ by more belongs to a stroke; JPEG changes gray a little
 _COLORED = 0.06
@@ -166,7 +167,7 @@ def _process_maps(
 ) -> list[GuidedResult]:
     def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
         given = read_map(source, unknown)
-        guide, sigma_guide = guide_features(_read_photo(photos, source, output), sigma_luma, sigma_chroma)
+        guide, sigma_guide = guide_and_sigma(_read_photo(photos, source, output), 2, sigma_luma, sigma_chroma)
         weight = None
         if weights is not None:
             weight = _read_weight(find_companion(weights, source, output=output), source, given)
@@ -175,14 +176,6 @@ def _process_maps(
         return _write_result(source, output, given, found, time.perf_counter() - started)
 
     return process_files(process, GuidedResult, files, errors, progress)
-
-
-def guide_features(pixels: Tensor, sigma_luma: float, sigma_chroma: float) -> tuple[Tensor, list[float]]:
-    """Return a guide in opponent colors, or in gray, and the bandwidth of each channel."""
-    if len(pixels) != 3:
-        return pixels[:1], [sigma_luma]
-    # in opponent colors white is at the square root of 3
-    return ph.features.opponent_colors(pixels), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
 
 
 def _read_photo(place: Path, source: Path, output: Path) -> Tensor:

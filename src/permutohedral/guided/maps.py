@@ -5,61 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.features import Sigma, check_channels_first
+from permutohedral.lattice.features import Sigma, check_channels_first, opponent_colors
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_tensor
 from permutohedral.ops.tracing import is_batched, is_unreadable, plain_numbers, surely_all
 
-# all data of a call are tensors, or all are arrays
-Data = TypeVar("Data", Tensor, NDArray[Any])
-
+# default bandwidths over brightness and over color, for a guide with values in [0, 1]
+SIGMA_LUMA, SIGMA_CHROMA = 0.12, 0.05
+# default bandwidth over a guide of other channels
+_SIGMA_OTHER = 0.1
+# a guide with larger values is not one with values in [0, 1]
+_LARGEST_GUIDE = 4.0
 # added to all features: without it, positions at whole ratios lie on facets of the lattice, where rounding decides
 # which simplex a sample is in
 FEATURE_SHIFT = 0.2360679775
-
-
-def to_tensor(data: Tensor | NDArray[Any]) -> Tensor:
-    """Convert an array to a tensor on the CPU, which shares its memory if possible.
-
-    Raises:
-        InputError: the array is masked, or torch does not support its dtype.
-    """
-    if not isinstance(data, np.ndarray):
-        return data
-    if np.ma.is_masked(data):
-        raise InputError("tensors have no masks: pass the array with .filled(numpy.nan), where NaN is unknown")
-    # torch supports neither negative strides nor foreign byte order, and warns about read-only memory
-    plain = data.astype(data.dtype.newbyteorder("="), order="C", copy=not data.flags.writeable)
-    try:
-        return torch.from_numpy(plain)
-    except TypeError as error:
-        raise InputError(f"torch does not support arrays of {data.dtype}; convert the array to float32") from error
-
-
-def optional_tensor(data: Tensor | NDArray[Any] | None) -> Tensor | None:
-    """Convert an optional array to a tensor; see `to_tensor`."""
-    return None if data is None else to_tensor(data)
-
-
-def as_given(result: Tensor, data: Data) -> Data:
-    """Convert the result to an array, without derivatives, if `data` is one.
-
-    >>> as_given(torch.zeros(2), np.zeros(3))
-    array([0., 0.], dtype=float32)
-    """
-    if isinstance(data, np.ndarray):
-        return result.detach().numpy()
-    return result
 
 
 @dataclass(frozen=True)
@@ -138,6 +104,37 @@ def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.dev
     if items and items != leading:
         raise InputError(f"a guide with batch axes {items} needs {name} with the same, got {leading}")
     return Layout(leading, maps.shape[-spatial_dims - 1], not items)
+
+
+def guide_and_sigma(
+    guide: Tensor, spatial_dims: int, sigma_luma: float = SIGMA_LUMA, sigma_chroma: float = SIGMA_CHROMA
+) -> tuple[Tensor, list[float]]:
+    """Return a guide in opponent colors, if it has colors, and the bandwidth of each channel.
+
+    >>> guide, sigma = guide_and_sigma(torch.rand(3, 4, 5), 2)
+    >>> [round(number, 3) for number in sigma]
+    [0.208, 0.05, 0.05]
+    """
+    channels = guide.shape[-spatial_dims - 1]
+    if channels == 1:
+        return guide, [sigma_luma]
+    if channels != 3 or spatial_dims != 2:
+        return guide, [_SIGMA_OTHER] * channels
+    # in opponent colors white is at the square root of 3
+    return opponent_colors(guide), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
+
+
+def default_guide(guide: Tensor, spatial_dims: int) -> tuple[Tensor, list[float]]:
+    """Return guide and bandwidths for a call without `sigma_color`; raise unless the guide is about in [0, 1]."""
+    check_space(guide, spatial_dims)
+    if guide.numel() and not is_unreadable():
+        with plain_numbers(guide.detach().abs().amax()) as largest:
+            if float(largest.max()) > _LARGEST_GUIDE:
+                raise InputError(
+                    f"guide reaches {float(largest.max()):.4g}, but the default sigma_color is for values in [0, 1]; "
+                    "divide the guide by its white, such as 255, or pass sigma_color in units of the guide"
+                )
+    return guide_and_sigma(guide, spatial_dims)
 
 
 def features_of(

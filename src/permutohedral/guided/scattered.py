@@ -8,7 +8,7 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.filters.weighting import check_weights
-from permutohedral.guided.maps import Data, as_given, optional_tensor, to_tensor
+from permutohedral.lattice.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.ops.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_unreadable, surely_all
 

@@ -21,18 +21,16 @@ from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.conjugate_gradients import ROUNDING_ERRORS, Product, attach, conjugate_gradients
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
-    Data,
     Layout,
-    as_given,
     check_space,
     confidence_weights,
+    default_guide,
     features_of,
     in_wider_dtype,
     known_values,
     layout_of,
-    optional_tensor,
-    to_tensor,
 )
+from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.lattice import Lattice, build_lattice
@@ -118,7 +116,8 @@ class BilateralSolver:
     Args:
         guide: float `[channels, *space]`, or `[..., channels, *space]` with one guide per item.
         sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
-        sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel.
+        sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel; default as in
+            `upsample`.
         spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
 
     >>> import torch, permutohedral as ph
@@ -128,9 +127,11 @@ class BilateralSolver:
     """
 
     def __init__(
-        self, guide: Data, sigma_space: Sigma = 8.0, sigma_color: Sigma = 0.1, *, spatial_dims: int = 2
+        self, guide: Data, sigma_space: Sigma = 8.0, sigma_color: Sigma | None = None, *, spatial_dims: int = 2
     ) -> None:
         picture = to_tensor(guide)
+        if sigma_color is None:
+            picture, sigma_color = default_guide(picture, spatial_dims)
         self.space = check_space(picture, spatial_dims)
         self._guide, self._sigmas = picture, (sigma_space, sigma_color)
         self._items = tuple(picture.shape[: -spatial_dims - 1])
@@ -458,34 +459,38 @@ def bilateral_solver(
     sample_weight: Data | None = None,
     smoothness: float | Tensor = 0.3,
     sigma_space: Sigma = 8.0,
-    sigma_color: Sigma = 0.1,
+    sigma_color: Sigma | None = None,
     observe: Observe = "pixels",
     num_iterations: int = 25,
     tolerance: float = 1e-4,
     start: Data | None = None,
     spatial_dims: int = 2,
+    channels_last: bool = False,
 ) -> Data:
     """Smooth a target except at the edges of a guide: the fast bilateral solver (Barron & Poole, 2016).
 
-    Takes and returns tensors or NumPy arrays. Gradients flow to target, sample_weight, smoothness and guide by one more
+    Gradients flow to target, sample_weight, smoothness and guide by one more
     solve. They are those of the converged solution, so let it converge where they must be exact.
 
     Args:
-        target: float `[..., channels, *space]` in any range. NaN is unknown, and filled.
-        guide: float `[guide channels, *space]`, or with the batch axes of the target.
+        target: tensor or NumPy array `[..., channels, *space]`, floating in any range, or uint8, which is scaled to
+            [0, 1] and back. NaN is unknown, and filled.
+        guide: tensor or array `[guide channels, *space]`, or with the batch axes of the target; floating, or uint8,
+            which is scaled to [0, 1].
         sample_weight: weight of each sample, `[..., *space]`, not negative; zero is unknown.
         smoothness: weight of the smoothness, compared with data of sample_weight one; a tensor may require gradients.
-        sigma_space: see `BilateralSolver`.
-        sigma_color: see `BilateralSolver`.
+        sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
+        sigma_color: bandwidth over the guide, in units of its values; default as in `upsample`.
         observe: "pixels" if the target has the pixels of the guide; "cells" if it is coarser, and its samples are means
             of cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
         num_iterations: maximum number of conjugate gradient iterations.
         tolerance: the iterations stop when the residual is this share of the right side.
         start: a result to start from, for instance of the previous frame.
-        spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
+        spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
+        channels_last: target, start and guide are `[..., *space, channels]`.
 
     Returns:
-        `[..., channels, *space]`, with the size of the guide and the dtype of the target.
+        `[..., channels, *space]`, with the size of the guide, of the kind and dtype of the target.
 
     >>> import torch, permutohedral as ph
     >>> guide = torch.rand(3, 24, 32)
@@ -493,14 +498,20 @@ def bilateral_solver(
     >>> bool(torch.allclose(ph.bilateral_solver(depth, guide), torch.tensor(7.0)))
     True
     """
-    picture = in_wider_dtype(to_tensor(guide), to_tensor(target))
-    solver = BilateralSolver(picture, sigma_space, sigma_color, spatial_dims=spatial_dims)
-    return solver(
-        target,
-        sample_weight,
+    layout = ImageFormat(spatial_dims, channels_last)
+    # the channels of a target at positions are before its points
+    seen = layout if isinstance(observe, str) else ImageFormat(1)
+    data = seen.read("target", target)
+    solver = BilateralSolver(
+        in_wider_dtype(layout.read("guide", guide), data), sigma_space, sigma_color, spatial_dims=spatial_dims
+    )
+    solved = solver(
+        data,
+        optional_tensor(sample_weight),
         smoothness,
-        observe=observe,
+        observe=observe if isinstance(observe, str) else to_tensor(observe),
         iterations=num_iterations,
         tolerance=tolerance,
-        start=start,
+        start=None if start is None else layout.read("start", start),
     )
+    return layout.write(solved, target)

@@ -14,20 +14,18 @@ from permutohedral.errors import InputError
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
 from permutohedral.guided.joint import affine_model, default_sigma, joint_lattice, ones_for
 from permutohedral.guided.maps import (
-    Data,
     Layout,
-    as_given,
     check_space,
+    default_guide,
     in_wider_dtype,
     is_channels_last,
     known_values,
     layout_of,
-    optional_tensor,
-    to_tensor,
 )
 from permutohedral.guided.solver import BilateralSolver
+from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.features import Sigma
-from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.ops.tensors import check_count
 from permutohedral.ops.tracing import is_unreadable
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
@@ -65,9 +63,9 @@ class Upsampler:
         guide: Data,
         size: tuple[int, ...],
         *,
-        mode: UpsamplingMode = "gaussian",
+        mode: UpsamplingMode = "solver",
         sigma_space: Sigma | None = None,
-        sigma_color: Sigma = 0.1,
+        sigma_color: Sigma | None = None,
         sampling: Sampling = "area",
         spatial_dims: int = 2,
         origin: Sequence[int] | None = None,
@@ -78,6 +76,8 @@ class Upsampler:
             raise InputError(f"mode must be one of {', '.join(map(repr, _DEFAULTS))}, got {mode!r}")
         self.mode: UpsamplingMode = mode
         self._guide = to_tensor(guide)
+        if sigma_color is None:
+            self._guide, sigma_color = default_guide(self._guide, spatial_dims)
         self._options: dict[str, Any] = {
             "size": size, "sigma_space": sigma_space, "sigma_color": sigma_color, "mode": mode, "sampling": sampling,
             "spatial_dims": spatial_dims, "origin": origin,
@@ -219,41 +219,46 @@ def upsample(
     coarse: Data,
     guide: Data,
     *,
-    mode: UpsamplingMode = "gaussian",
+    mode: UpsamplingMode = "solver",
     sigma_space: Sigma | None = None,
-    sigma_color: Sigma = 0.1,
+    sigma_color: Sigma | None = None,
     sample_weight: Data | None = None,
     num_iterations: int | None = None,
     sampling: Sampling = "area",
     smoothness: float | Tensor = 0.3,
     ridge: float = 1e-3,
     spatial_dims: int = 2,
+    channels_last: bool = False,
 ) -> Data:
     """Upsample a coarse map to the size of a guide, along its edges.
 
-    Maps are for instance depth, flow, labels, color, or features of a network. Takes and returns tensors or NumPy
-    arrays.
+    Maps are for instance depth, flow, labels, color, or features of a network.
 
     Args:
-        coarse: float `[..., channels, *small]`, in any range. NaN is unknown, and filled.
-        guide: float `[guide channels, *space]`, or with the batch axes of `coarse`; of any ratio of sizes.
+        coarse: tensor or NumPy array `[..., channels, *small]`, floating in any range, or uint8, which is scaled to
+            [0, 1] and back. NaN is unknown, and filled.
+        guide: tensor or array `[guide channels, *space]`, or with the batch axes of `coarse`; floating, or uint8, which
+            is scaled to [0, 1]; of any ratio of sizes.
+        mode: "solver" finds the smoothest map with these means (`bilateral_solver`): the most accurate, and the
+            slowest. "gaussian" averages coarse samples of similar color (joint bilateral upsampling). "affine" fits
+            values as local affine functions of the guide.
         sigma_space: bandwidth over positions, in pixels of the guide; default: half the distance between coarse
             samples, for "affine" all and for "solver" three quarters of it.
-        sigma_color: bandwidth over the guide, in units of its values; one, or one for each channel.
-        mode: "gaussian" averages coarse samples of similar color (joint bilateral upsampling); "affine" fits values as
-            local affine functions of the guide; "solver" finds the smoothest map with these means (`bilateral_solver`),
-            which is the most accurate and the slowest.
-        sample_weight: weight of each coarse sample, `[..., *small]`, not negative; zero is unknown. "solver" also compares
-            it with the smoothness.
-        num_iterations: number of corrections by the residual on the coarse grid, default 2; iterations of "solver", default 16.
+        sigma_color: bandwidth over the guide, in units of its values; one, or one for each channel. By default a photo
+            with values in [0, 1] is compared in opponent colors: 0.12 over brightness, 0.05 over color.
+        sample_weight: weight of each coarse sample, `[..., *small]`, not negative; zero is unknown. "solver" also
+            compares it with the smoothness.
+        num_iterations: iterations of "solver", default 16; else corrections by the residual on the coarse grid,
+            default 2.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
             are the pixels at floor(i N / n).
         smoothness: for "solver", see `bilateral_solver`.
         ridge: for "affine", the variance of the guide below which values do not follow it.
-        spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
+        spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
+        channels_last: coarse and guide are `[..., *space, channels]`.
 
     Returns:
-        `[..., channels, *space]`, in the dtype and memory format of `coarse`; the channels of "solver" are first.
+        `[..., channels, *space]`, of the kind, dtype and memory format of `coarse`; the channels of "solver" are first.
         Constants stay constants. Where no coarse sample is near in position and color, the result is interpolated.
 
     >>> import torch, permutohedral as ph
@@ -262,16 +267,16 @@ def upsample(
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", num_iterations=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    maps = to_tensor(coarse)
-    check_tensor("coarse", maps)
-    picture, size = in_wider_dtype(to_tensor(guide), maps), tuple(maps.shape[-spatial_dims:])
+    layout = ImageFormat(spatial_dims, channels_last)
+    maps = layout.read("coarse", coarse)
     upsampler = Upsampler(
-        picture,
-        size,
+        in_wider_dtype(layout.read("guide", guide), maps),
+        tuple(maps.shape[-spatial_dims:]),
         sigma_space=sigma_space,
         sigma_color=sigma_color,
         mode=mode,
         sampling=sampling,
         spatial_dims=spatial_dims,
     )
-    return upsampler(coarse, sample_weight, num_iterations, smoothness=smoothness, ridge=ridge)
+    weight = optional_tensor(sample_weight)
+    return layout.write(upsampler(maps, weight, num_iterations, smoothness=smoothness, ridge=ridge), coarse)

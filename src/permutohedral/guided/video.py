@@ -12,8 +12,8 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import default_sigma
-from permutohedral.guided.maps import Data, as_given, to_tensor
 from permutohedral.guided.upsampling import Upsampler
+from permutohedral.lattice.arrays import Data, as_given, to_tensor
 from permutohedral.lattice.features import Sigma, numbers_of
 from permutohedral.lattice.geometry import reach
 from permutohedral.ops.tensors import check_count
