@@ -31,11 +31,11 @@ CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
     "BilateralSolver": (ph.nn.BilateralSolver(sigma_space=4.0, num_iterations=3), (image(1, 5, 6), image(1, 5, 6))),
     "gaussian": (Function(ph.upsample), (image(1, 2, 3), image(1, 6, 9))),
     "affine": (
-        Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="affine")),
+        Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="affine", sigma_color=0.1)),
         (image(1, 2, 3), image(1, 6, 9)),
     ),
     "solver": (
-        Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="solver", num_iterations=3)),
+        Function(lambda coarse, guide: ph.upsample(coarse, guide, mode="solver", num_iterations=3, sigma_color=0.1)),
         (image(1, 2, 3), image(1, 6, 9)),
     ),
     "interpolate": (
@@ -55,9 +55,9 @@ def test_exported_programs_compute_the_same(name: str) -> None:
 
 
 LATTICES: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-    "Upsampler": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4)),
-    "affine": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4), mode="affine"),
-    "BilateralSolver": lambda: _solver(ph.guided.BilateralSolver(image(1, 6, 8))),
+    "Upsampler": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4), mode="gaussian", sigma_color=0.1),
+    "affine": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4), mode="affine", sigma_color=0.1),
+    "BilateralSolver": lambda: _solver(ph.guided.BilateralSolver(image(1, 6, 8), sigma_color=0.1)),
     "splat": lambda: _filter(ph.build_lattice(image(12, 2))),
     "pool": lambda: _pool(ph.levels.build_pyramid(3 * image(12, 2), num_levels=2)),
 }

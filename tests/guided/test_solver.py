@@ -144,14 +144,14 @@ def test_gradients() -> None:
 def test_rejects_second_derivatives() -> None:
     target = picture(1).requires_grad_()
     with pytest.raises(ph.errors.InputError, match="differentiated again"):
-        torch.autograd.grad(ph.bilateral_solver(target, picture(3)).sum(), target, create_graph=True)
+        torch.autograd.grad(ph.bilateral_solver(target, picture(3), sigma_color=0.1).sum(), target, create_graph=True)
 
 
 def test_preserves_constants() -> None:
     guide = picture(3).float()
     target = torch.full((1, HEIGHT, WIDTH), 60000.5, device=DEVICE)
     target[0, 1:5, 2:] = torch.nan
-    assert_close(ph.bilateral_solver(target, guide), torch.full_like(target, 60000.5))
+    assert_close(ph.bilateral_solver(target, guide, sigma_color=0.1), torch.full_like(target, 60000.5))
 
 
 def test_start_at_the_solution_converges_faster() -> None:
@@ -174,9 +174,12 @@ def test_batch_equals_its_items() -> None:
 def test_batch_with_confidence_equals_its_items() -> None:
     guides, targets = torch.stack([picture(3, 5), picture(3, 6)]), torch.stack([picture(2, 7), picture(2, 8)])
     sample_weight = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
-    found = ph.bilateral_solver(targets, guides, sample_weight=sample_weight)
+    found = ph.bilateral_solver(targets, guides, sample_weight=sample_weight, sigma_color=0.1)
     items = zip(targets, guides, sample_weight, strict=True)
-    assert_close(found, torch.stack([ph.bilateral_solver(*each) for each in items]))
+    alone = [
+        ph.bilateral_solver(target, guide, sample_weight=weight, sigma_color=0.1) for target, guide, weight in items
+    ]
+    assert_close(found, torch.stack(alone))
 
 
 def test_items_in_other_units_do_not_interact() -> None:
@@ -188,12 +191,15 @@ def test_items_in_other_units_do_not_interact() -> None:
     # far from all data, values are those of the item
     guides[0, :, 4:] += 100.0
     targets[0, 0, 2:] = torch.nan
-    alone = ph.bilateral_solver(targets[0], guides[0], tolerance=1e-6, num_iterations=200)
+    alone = ph.bilateral_solver(targets[0], guides[0], tolerance=1e-6, num_iterations=200, sigma_color=0.1)
     for unit in (1e-22, 1e6, 1e22):
         units = torch.tensor([1.0, unit], device=DEVICE).view(2, 1, 1, 1)
-        found = ph.bilateral_solver(targets * units, guides, tolerance=1e-6, num_iterations=200)
+        found = ph.bilateral_solver(targets * units, guides, tolerance=1e-6, num_iterations=200, sigma_color=0.1)
         assert_close(found[0], alone)
-        assert_close(found[1] / unit, ph.bilateral_solver(targets[1], guides[1], tolerance=1e-6, num_iterations=200))
+        assert_close(
+            found[1] / unit,
+            ph.bilateral_solver(targets[1], guides[1], tolerance=1e-6, num_iterations=200, sigma_color=0.1),
+        )
 
 
 def test_extra_iterations_do_no_harm() -> None:
@@ -210,7 +216,9 @@ def test_extra_iterations_do_no_harm() -> None:
 
 def test_volumes() -> None:
     guide = picture(4, 0, 5, 6)[None]
-    assert_close(ph.bilateral_solver(torch.ones_like(guide), guide, spatial_dims=3), torch.ones_like(guide))
+    assert_close(
+        ph.bilateral_solver(torch.ones_like(guide), guide, spatial_dims=3, sigma_color=0.1), torch.ones_like(guide)
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,9 +291,9 @@ def test_items_of_a_batch_do_not_interact() -> None:
     noise = torch.rand(3, 48, 64, generator=generator)
     photo = noise[:, ::12, ::16].repeat_interleave(12, dim=1).repeat_interleave(16, dim=2)
     guides, coarse = torch.stack([photo, noise]).to(DEVICE), torch.rand(2, 1, 6, 8, generator=generator).to(DEVICE)
-    together = ph.upsample(coarse, guides, mode="solver")
+    together = ph.upsample(coarse, guides, mode="solver", sigma_color=0.1)
     for item in range(2):
-        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode="solver"))
+        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode="solver", sigma_color=0.1))
 
 
 def test_more_iterations_do_not_diverge() -> None:
@@ -312,18 +320,22 @@ def test_more_iterations_do_not_diverge() -> None:
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -1.0])
 def test_rejects_invalid_smoothness_tensors(number: float) -> None:
     with pytest.raises(ph.errors.InputError, match="smoothness must be"):
-        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.tensor(number))
+        ph.bilateral_solver(
+            torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.tensor(number), sigma_color=0.1
+        )
     with pytest.raises(ph.errors.InputError, match="smoothness must be one"):
-        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.ones(2))
+        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.ones(2), sigma_color=0.1)
 
 
 def test_float64_targets_keep_their_digits_along_a_float32_guide() -> None:
     guide, target = picture(3).float(), 4e6 + picture(1, 1)
-    expected = ph.bilateral_solver(target, guide.double(), tolerance=1e-10, num_iterations=100)
+    expected = ph.bilateral_solver(target, guide.double(), tolerance=1e-10, num_iterations=100, sigma_color=0.1)
     assert_close(
-        ph.bilateral_solver(target, guide, tolerance=1e-10, num_iterations=100) - 4e6, expected - 4e6, torch.float32
+        ph.bilateral_solver(target, guide, tolerance=1e-10, num_iterations=100, sigma_color=0.1) - 4e6,
+        expected - 4e6,
+        torch.float32,
     )
-    reused = ph.guided.BilateralSolver(guide)(target, tolerance=1e-10, iterations=100)
+    reused = ph.guided.BilateralSolver(guide, sigma_color=0.1)(target, tolerance=1e-10, iterations=100)
     assert_close(reused - 4e6, expected - 4e6, torch.float32)
 
 
@@ -350,7 +362,7 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
 
 def test_rejects_a_confidence_of_one_row() -> None:
     with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
-        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), sample_weight=torch.ones(8))
+        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), sample_weight=torch.ones(8), sigma_color=0.1)
 
 
 @pytest.mark.parametrize("unit", [1e-37, 1e-20, 1e20])

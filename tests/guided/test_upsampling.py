@@ -50,7 +50,7 @@ def expected_gaussian(coarse: Tensor, guide: Tensor, sigma_space: float, sigma_c
 @pytest.mark.parametrize("size", [(2, 4), (3, 4)], ids=["whole ratio", "any ratio"])
 def test_gaussian_means_are_those_of_the_definition(size: tuple[int, int]) -> None:
     coarse, guide = maps(2, *size), maps(1, 6, 8, seed=1)
-    found = ph.upsample(coarse, guide, sigma_space=2.3, sigma_color=2.9, num_iterations=0)
+    found = ph.upsample(coarse, guide, sigma_space=2.3, sigma_color=2.9, num_iterations=0, mode="gaussian")
     assert_close(found, expected_gaussian(coarse, guide, 2.3, 2.9))
 
 
@@ -68,7 +68,7 @@ def test_affine_follows_a_guide_that_explains_everything() -> None:
 def test_preserves_constants(mode: Any, sampling: Any) -> None:
     guide, coarse = maps(3, 11, 13).float(), torch.full((2, 1, 4, 5), 60000.5, device=DEVICE)
     coarse[0, 0, 1:, 2:] = torch.nan
-    found = ph.upsample(coarse, guide, mode=mode, sampling=sampling)
+    found = ph.upsample(coarse, guide, mode=mode, sampling=sampling, sigma_color=0.1)
     assert_close(found, torch.full((2, 1, 11, 13), 60000.5))
 
 
@@ -86,8 +86,10 @@ def test_steps_bring_the_result_to_the_data(mode: Any) -> None:
 def test_kept_pixels_lie_where_they_were() -> None:
     guide = torch.zeros(1, 1, 9, dtype=torch.float64, device=DEVICE)
     coarse = to_tensor([[[0.0, 1.0, 0.0]]])
-    kept = ph.upsample(coarse, guide, sigma_space=(0.5, 0.8), sigma_color=1.0, sampling="point", num_iterations=0)[0, 0]
-    means = ph.upsample(coarse, guide, sigma_space=(0.5, 0.8), sigma_color=1.0, num_iterations=0)[0, 0]
+    kept = ph.upsample(
+        coarse, guide, sigma_space=(0.5, 0.8), sigma_color=1.0, sampling="point", num_iterations=0, mode="gaussian"
+    )[0, 0]
+    means = ph.upsample(coarse, guide, sigma_space=(0.5, 0.8), sigma_color=1.0, num_iterations=0, mode="gaussian")[0, 0]
     assert int(kept.argmax()) == 3
     assert int(means.argmax()) == 4
 
@@ -104,7 +106,9 @@ def test_interpolates_targets_far_from_all_samples() -> None:
     guide, coarse = torch.zeros(1, 8, 12, dtype=torch.float64, device=DEVICE), maps(3, 4, 3)
     guide[0, 3, 4:6] = 1000.0
     between = functional.interpolate(coarse[None], (8, 12), mode="bilinear", align_corners=False)[0]
-    assert_close(ph.upsample(coarse, guide, num_iterations=0)[:, 3, 4:6], between[:, 3, 4:6])
+    assert_close(
+        ph.upsample(coarse, guide, num_iterations=0, mode="gaussian", sigma_color=0.1)[:, 3, 4:6], between[:, 3, 4:6]
+    )
 
 
 def test_ignores_unknown_samples() -> None:
@@ -113,33 +117,33 @@ def test_ignores_unknown_samples() -> None:
     sample_weight[1:3, 2:4] = 0
     holes = torch.where(sample_weight > 0, coarse, torch.nan)
     wild = torch.where(sample_weight > 0, coarse, 1e6)
-    expected = ph.upsample(wild, guide, sample_weight=sample_weight)
+    expected = ph.upsample(wild, guide, sample_weight=sample_weight, mode="gaussian", sigma_color=0.1)
     assert bool(expected.isfinite().all())
     assert float(expected.abs().max()) < 10
-    assert_close(ph.upsample(holes, guide), expected)
-    assert_close(ph.upsample(torch.stack([holes, coarse]), guide)[0], expected)
+    assert_close(ph.upsample(holes, guide, mode="gaussian", sigma_color=0.1), expected)
+    assert_close(ph.upsample(torch.stack([holes, coarse]), guide, mode="gaussian", sigma_color=0.1)[0], expected)
 
 
 @pytest.mark.parametrize("mode", ["gaussian", "affine"])
 def test_only_ratios_of_confidences_matter(mode: Any) -> None:
     guide, coarse = maps(1, 8, 12), maps(2, 1, 4, 6, seed=1)
     assert_close(
-        ph.upsample(coarse, guide, mode=mode, sample_weight=coarse[0, 0] * 0 + 0.01),
-        ph.upsample(coarse, guide, mode=mode),
+        ph.upsample(coarse, guide, mode=mode, sample_weight=coarse[0, 0] * 0 + 0.01, sigma_color=0.1),
+        ph.upsample(coarse, guide, mode=mode, sigma_color=0.1),
     )
     sample_weight = maps(2, 4, 6, seed=2) * (maps(2, 4, 6, seed=3) > 0.3)
-    expected = ph.upsample(coarse, guide, mode=mode, sample_weight=sample_weight)
-    assert_close(ph.upsample(coarse, guide, mode=mode, sample_weight=1e-30 * sample_weight), expected)
+    expected = ph.upsample(coarse, guide, mode=mode, sample_weight=sample_weight, sigma_color=0.1)
+    assert_close(ph.upsample(coarse, guide, mode=mode, sample_weight=1e-30 * sample_weight, sigma_color=0.1), expected)
 
 
 def test_keeps_the_memory_format() -> None:
     coarse, guide = maps(5, 4, 3), maps(2, 8, 9, seed=1)
-    first = ph.upsample(coarse, guide)
-    last = ph.upsample(coarse.movedim(0, -1).contiguous().movedim(-1, 0), guide)
+    first = ph.upsample(coarse, guide, mode="gaussian", sigma_color=0.1)
+    last = ph.upsample(coarse.movedim(0, -1).contiguous().movedim(-1, 0), guide, mode="gaussian", sigma_color=0.1)
     assert first.is_contiguous()
     assert last.stride(0) == 1
     assert_close(last, first)
-    recorded = ph.upsample(coarse.clone().requires_grad_(), guide)
+    recorded = ph.upsample(coarse.clone().requires_grad_(), guide, mode="gaussian", sigma_color=0.1)
     assert_close(recorded.detach(), first)
 
 
@@ -147,13 +151,17 @@ def test_keeps_the_memory_format() -> None:
 def test_batch_equals_its_items(mode: Any) -> None:
     guides, coarse = maps(2, 1, 8, 9), maps(2, 2, 4, 3, seed=1)
     coarse[1, :, 1, 1] = torch.nan
-    together = ph.upsample(coarse, guides, mode=mode, num_iterations=120)
+    together = ph.upsample(coarse, guides, mode=mode, num_iterations=120, sigma_color=0.1)
     for item in range(2):
-        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode=mode, num_iterations=120))
+        assert_close(
+            together[item], ph.upsample(coarse[item], guides[item], mode=mode, num_iterations=120, sigma_color=0.1)
+        )
     # an item in other units takes no digits away
     units = torch.tensor([1.0, 1e6], dtype=torch.float64, device=DEVICE).view(2, 1, 1, 1)
-    mixed = ph.upsample((coarse * units).float(), guides.float(), mode=mode, num_iterations=120)
-    assert_close(mixed[0], ph.upsample(coarse[0].float(), guides[0].float(), mode=mode, num_iterations=120))
+    mixed = ph.upsample((coarse * units).float(), guides.float(), mode=mode, num_iterations=120, sigma_color=0.1)
+    assert_close(
+        mixed[0], ph.upsample(coarse[0].float(), guides[0].float(), mode=mode, num_iterations=120, sigma_color=0.1)
+    )
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])
@@ -161,7 +169,7 @@ def test_many_channels_equal_single_maps(sampling: Any, size: tuple[int, int]) -
     """Which are mixed out of coarse samples, channels first or last, instead of filtered on the lattice."""
     coarse, guide = maps(2, 200, *size), maps(2, 3, 13, 22, seed=1)
     coarse[0, :, 0, 1] = torch.nan
-    upsampler = ph.guided.Upsampler(guide, size, sigma_space=None, sigma_color=0.2, sampling=sampling)
+    upsampler = ph.guided.Upsampler(guide, size, sigma_space=None, sigma_color=0.2, sampling=sampling, mode="gaussian")
     found = upsampler(coarse)
     assert found.is_contiguous()
     apart = [upsampler(coarse[:, channel : channel + 1]) for channel in (0, 57, 199)]
@@ -170,7 +178,9 @@ def test_many_channels_equal_single_maps(sampling: Any, size: tuple[int, int]) -
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert_close(last, found)
     # items that follow one guide are further channels
-    alone = ph.upsample(coarse[1:].view(4, 50, *size), guide[1], sigma_space=None, sigma_color=0.2, sampling=sampling)
+    alone = ph.upsample(
+        coarse[1:].view(4, 50, *size), guide[1], sigma_space=None, sigma_color=0.2, sampling=sampling, mode="gaussian"
+    )
     assert_close(alone.view(1, 200, 13, 22), found[1:])
 
 
@@ -178,7 +188,7 @@ def test_gradients_of_many_channels() -> None:
     coarse, guide = maps(40, 3).requires_grad_(), maps(1, 7, seed=1).requires_grad_()
     # on a GPU the order of atomic additions differs from run to run
     assert torch.autograd.gradcheck(
-        lambda c, g: ph.upsample(c, g, sigma_space=1.2, sigma_color=0.3, spatial_dims=1),
+        lambda c, g: ph.upsample(c, g, sigma_space=1.2, sigma_color=0.3, spatial_dims=1, mode="gaussian"),
         (coarse, guide),
         nondet_tol=1e-10,
     )
@@ -187,7 +197,7 @@ def test_gradients_of_many_channels() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_volumes(mode: Any) -> None:
     coarse = torch.full((1, 2, 3, 2), 4.0, dtype=torch.float64, device=DEVICE)
-    found = ph.upsample(coarse, maps(1, 4, 6, 5), mode=mode, spatial_dims=3)
+    found = ph.upsample(coarse, maps(1, 4, 6, 5), mode=mode, spatial_dims=3, sigma_color=0.1)
     assert_close(found, torch.full((1, 4, 6, 5), 4.0))
 
 
@@ -216,24 +226,31 @@ def test_returns_arrays_for_arrays() -> None:
     random = np.random.default_rng(0)
     coarse, guide = random.random((2, 4, 5)), random.random((3, 9, 11))[:, ::-1]
     coarse.flags.writeable = False
-    found = ph.upsample(coarse, guide, sample_weight=np.ones((4, 5)))
+    found = ph.upsample(coarse, guide, sample_weight=np.ones((4, 5)), mode="gaussian", sigma_color=0.1)
     assert isinstance(found, np.ndarray)
     tensors = torch.from_numpy(coarse.copy()), torch.from_numpy(guide.copy())
-    assert_close(torch.from_numpy(found), ph.upsample(*tensors))
-    assert isinstance(ph.guided.Upsampler(guide, (4, 5))(coarse), np.ndarray)
-    solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found)
+    assert_close(torch.from_numpy(found), ph.upsample(*tensors, mode="gaussian", sigma_color=0.1))
+    assert isinstance(ph.guided.Upsampler(guide, (4, 5), mode="gaussian", sigma_color=0.1)(coarse), np.ndarray)
+    solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found, sigma_color=0.1)
     assert isinstance(solved, np.ndarray)
     # parameters passed with arrays get no derivative
     learned = torch.tensor(2.0, requires_grad=True)
-    assert isinstance(ph.bilateral_solver(coarse, guide, observe="cells", smoothness=learned), np.ndarray)
-    assert isinstance(ph.guided.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
+    assert isinstance(
+        ph.bilateral_solver(coarse, guide, observe="cells", smoothness=learned, sigma_color=0.1), np.ndarray
+    )
+    assert isinstance(
+        ph.guided.BilateralSolver(guide, sigma_color=0.1)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray
+    )
     values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)))
     assert isinstance(values, np.ndarray)
     assert isinstance(mass, np.ndarray)
 
 
 def test_keeps_16_bit_dtypes() -> None:
-    assert ph.upsample(maps(2, 3, 3).half(), maps(1, 6, 6).float()).dtype == torch.float16
+    assert (
+        ph.upsample(maps(2, 3, 3).half(), maps(1, 6, 6).float(), mode="gaussian", sigma_color=0.1).dtype
+        == torch.float16
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +282,7 @@ def test_rejects_mismatched_inputs(change: dict[str, Any], message: str) -> None
 
 def test_upsampler_rejects_other_sizes() -> None:
     with pytest.raises(ph.errors.InputError, match="for maps of"):
-        ph.guided.Upsampler(torch.zeros(1, 6, 8), (3, 4))(torch.zeros(1, 2, 2))
+        ph.guided.Upsampler(torch.zeros(1, 6, 8), (3, 4), mode="gaussian", sigma_color=0.1)(torch.zeros(1, 2, 2))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -274,10 +291,15 @@ def test_empty_batches(mode: Any) -> None:
     guide, known = maps(3, 16, 12), maps(0, 4, 3)
     for channels in (2, 12):
         coarse = maps(0, channels, 4, 3)
-        assert ph.upsample(coarse, maps(0, 3, 16, 12), mode=mode).shape == (0, channels, 16, 12)
-        assert ph.upsample(coarse, guide, mode=mode).shape == (0, channels, 16, 12)
-        assert ph.upsample(coarse, guide, mode=mode, sample_weight=known).shape == (0, channels, 16, 12)
-    assert ph.upsample(maps(0, 4, 3), guide, mode=mode).shape == (0, 16, 12)
+        assert ph.upsample(coarse, maps(0, 3, 16, 12), mode=mode, sigma_color=0.1).shape == (0, channels, 16, 12)
+        assert ph.upsample(coarse, guide, mode=mode, sigma_color=0.1).shape == (0, channels, 16, 12)
+        assert ph.upsample(coarse, guide, mode=mode, sample_weight=known, sigma_color=0.1).shape == (
+            0,
+            channels,
+            16,
+            12,
+        )
+    assert ph.upsample(maps(0, 4, 3), guide, mode=mode, sigma_color=0.1).shape == (0, 16, 12)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -285,23 +307,23 @@ def test_empty_batches(mode: Any) -> None:
 def test_unknown_samples_are_unknown_per_channel(mode: Any, own: bool) -> None:
     guide, coarse = maps(2, 1, 8, 12) if own else maps(1, 8, 12), maps(2, 3, 4, 6, seed=1)
     coarse[0, 0, 1:] = torch.nan
-    found = ph.upsample(coarse, guide, mode=mode)
+    found = ph.upsample(coarse, guide, mode=mode, sigma_color=0.1)
     for channel in range(3):
-        alone = ph.upsample(coarse[:, channel, None], guide, mode=mode)
+        alone = ph.upsample(coarse[:, channel, None], guide, mode=mode, sigma_color=0.1)
         assert_close(found[:, channel, None], alone)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_float64_maps_keep_their_digits_along_a_float32_guide(mode: Any) -> None:
     guide, coarse = maps(1, 8, 12).float(), 4e6 + maps(1, 4, 6, seed=1)
-    expected = ph.upsample(coarse, guide.double(), mode=mode) - 4e6
-    assert_close(ph.upsample(coarse, guide, mode=mode) - 4e6, expected, torch.float32)
-    assert_close(ph.guided.Upsampler(guide, (4, 6), mode=mode)(coarse) - 4e6, expected, torch.float32)
+    expected = ph.upsample(coarse, guide.double(), mode=mode, sigma_color=0.1) - 4e6
+    assert_close(ph.upsample(coarse, guide, mode=mode, sigma_color=0.1) - 4e6, expected, torch.float32)
+    assert_close(ph.guided.Upsampler(guide, (4, 6), mode=mode, sigma_color=0.1)(coarse) - 4e6, expected, torch.float32)
 
 
 def test_rejects_a_confidence_of_one_row() -> None:
     with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
-        ph.upsample(maps(1, 3, 4), maps(1, 6, 8), sample_weight=maps(4))
+        ph.upsample(maps(1, 3, 4), maps(1, 6, 8), sample_weight=maps(4), mode="gaussian", sigma_color=0.1)
 
 
 def test_float32_and_float64_agree_at_whole_ratios() -> None:
@@ -309,10 +331,10 @@ def test_float32_and_float64_agree_at_whole_ratios() -> None:
     for size, sigma in (((8, 8), 4.0), ((16, 8), 2.0), ((8, 4), 8.0)):
         coarse, guide = maps(1, *size).float(), maps(1, 64, 64, seed=1).float()
         guide = (guide * 4).round() / 4
-        narrow = ph.upsample(coarse, guide, sigma_space=sigma, sigma_color=0.25)
+        narrow = ph.upsample(coarse, guide, sigma_space=sigma, sigma_color=0.25, mode="gaussian")
         assert_close(
             narrow,
-            ph.upsample(coarse.double(), guide.double(), sigma_space=sigma, sigma_color=0.25).float(),
+            ph.upsample(coarse.double(), guide.double(), sigma_space=sigma, sigma_color=0.25, mode="gaussian").float(),
             torch.float32,
         )
 
@@ -324,6 +346,8 @@ def test_parts_with_an_origin_equal_the_whole(mode: Any, sampling: Any) -> None:
     coarse, guide = maps(1, 24, 6, seed=1), maps(1, 96, 24)
     coarse += 10 * torch.arange(24, device=DEVICE)[:, None]
     guide[:, ::5, 3] += 100.0
-    whole = ph.guided.Upsampler(guide, (24, 6), mode=mode, sampling=sampling)(coarse)
-    part = ph.guided.Upsampler(guide[:, 40:], (14, 6), mode=mode, sampling=sampling, origin=(40, 0))(coarse[:, 10:])
+    whole = ph.guided.Upsampler(guide, (24, 6), mode=mode, sampling=sampling, sigma_color=0.1)(coarse)
+    part = ph.guided.Upsampler(guide[:, 40:], (14, 6), mode=mode, sampling=sampling, origin=(40, 0), sigma_color=0.1)(
+        coarse[:, 10:]
+    )
     assert_close(part[:, 32:], whole[:, 72:])

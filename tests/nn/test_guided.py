@@ -19,7 +19,7 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 def test_upsampling_starts_as_dense_gaussian(mix: bool) -> None:
     coarse, guide = maps(2, 2, 3, 4), maps(2, 1, 9, 12, seed=1)
     layer = ph.nn.BilateralUpsample2d(2, 1, neighborhood_size=2, mix=mix, sigma_space=1.0, sigma_color=2.0).to(DEVICE)
-    lattice_free = ph.guided.Upsampler(guide[0], (3, 4), sigma_space=3.0, sigma_color=2.0)
+    lattice_free = ph.guided.Upsampler(guide[0], (3, 4), sigma_space=3.0, sigma_color=2.0, mode="gaussian")
     lattice = lattice_free._joint.lattice
     features = ph.features.bilateral(guide[0], sigma_space=3.0, sigma_color=2.0)
     assert lattice.target.num_points == len(features)
