@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import operator
+import pydoc
 import re
 import runpy
 from pathlib import Path
+from types import ModuleType
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -57,9 +59,16 @@ def test_every_public_name_is_in_the_reference() -> None:
     import permutohedral as ph
 
     text = "".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
-    named = set(re.findall(r"^\.\. auto(?:function|class|exception):: permutohedral\.(.+)$", text, flags=re.MULTILINE))
-    whole = set(re.findall(r"^\.\. automodule:: permutohedral\.(.+)$", text, flags=re.MULTILINE))
-    public = {name for name in ph.__all__ if name not in ("crf", "nn", "__version__")}
-    for module in {"crf", "nn", "dask", "files"} - whole:
-        public |= {f"{module}.{name}" for name in importlib.import_module(f"permutohedral.{module}").__all__}
-    assert named == public
+    names = re.findall(r"^\.\. auto(?:function|class|exception):: permutohedral\.(.+)$", text, flags=re.MULTILINE)
+    assert len(names) == len(set(names))
+    documented = {id(pydoc.locate(f"permutohedral.{name}") or operator.attrgetter(name)(ph)) for name in names}
+    modules = {name: getattr(ph, name) for name in ph.__all__ if isinstance(getattr(ph, name), ModuleType)}
+    public = {name: getattr(ph, name) for name in ph.__all__ if name not in modules and name != "__version__"}
+    for module_name, module in modules.items():
+        # drop-ins and networks are imported from their modules
+        if module_name not in ("compat", "models"):
+            listed = getattr(module, "__all__", [name for name, kind in vars(module).items() if isinstance(kind, type)])
+            public |= {f"{module_name}.{name}": getattr(module, name) for name in listed}
+        assert (DOCS / "api" / f"{module_name}.md").is_file(), module_name
+    assert [name for name, value in public.items() if id(value) not in documented] == []
+    assert {name for name in names if name.split(".")[0] not in ("compat", "models")} <= set(public)
