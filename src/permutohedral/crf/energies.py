@@ -34,7 +34,9 @@ def energies_from_labels(
         float32 `[..., num_labels, *space]`; for points `[..., num_labels]`.
 
     >>> import torch, permutohedral as ph
-    >>> ph.crf.energies_from_labels(torch.tensor([0, 1, 9]), 2, certainty=0.9, unknown=9, spatial_dims=0).exp().reciprocal()
+    >>> labels = torch.tensor([0, 1, 9])
+    >>> energies = ph.crf.energies_from_labels(labels, 2, certainty=0.9, unknown=9, spatial_dims=0)
+    >>> energies.exp().reciprocal()
     tensor([[0.9000, 0.1000],
             [0.1000, 0.9000],
             [0.5000, 0.5000]])

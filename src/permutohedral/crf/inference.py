@@ -56,7 +56,9 @@ def mean_field(
 
     >>> import torch, permutohedral as ph
     >>> energies = torch.randn(21, 40, 50)
-    >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), ph.crf.bilateral_kernel(torch.rand(3, 40, 50), sigma_space=20.0, sigma_color=0.1, compatibility=4.0)]
+    >>> guide = torch.rand(3, 40, 50)
+    >>> bilateral = ph.crf.bilateral_kernel(guide, sigma_space=20.0, sigma_color=0.1, compatibility=4.0)
+    >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), bilateral]
     >>> marginals = ph.crf.mean_field(energies, kernels)
     >>> marginals.shape, bool(torch.allclose(marginals.sum(dim=0), torch.ones(40, 50)))
     (torch.Size([21, 40, 50]), True)

@@ -90,11 +90,11 @@ def gaussian_filter(
             than in plain calls.
         halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
         lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features.
-        sample_weight: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
-            mask. Values of weight zero may be anything, NaN included. Weights below the smallest normal number of their
-            dtype (1e-38 in float32) count as zero. With "homogeneous" and "none" only.
+        sample_weight: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a
+            bool mask. Values of weight zero may be anything, NaN included. Weights below the smallest normal number of
+            their dtype (1e-38 in float32) count as zero. With "homogeneous" and "none" only.
         fill_value: the result at targets without any weight nearby.
-        return_mass: also return the sample_weight filtered with "none": how much weight is near each target.
+        return_mass: also return the weights filtered with "none": how much weight is near each target.
 
     Returns:
         `[target points, channels]`, with the batch axes of `values`; with `return_mass`, also the mass

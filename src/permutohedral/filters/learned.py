@@ -39,8 +39,8 @@ def permutohedral_filter(
             root on either side), "density" (divide every lattice point by its splatted weight before convolving) or
             "coverage" (the same, and divide by the share of the Gaussian that lies on occupied lattice points).
         lattice: from `build_lattice`, instead of features; ragged batches need one.
-        sample_weight: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density that
-            the normalization divides by.
+        sample_weight: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density
+            that the normalization divides by.
 
     Returns:
         `[target points, out_channels]`, with the batch axes of `values`.
@@ -77,7 +77,7 @@ def filter_with_bias(
         return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, sample_weight).half()
     if sample_weight is not None:
         if normalization == "symmetric":
-            raise InputError("sample_weight do not go with the normalization 'symmetric': targets have none")
+            raise InputError("sample_weight does not go with the normalization 'symmetric': targets have none")
         check_points(values, lattice)
         weighted = weigh(values, sample_weight)
         check_finite_values(weighted)

@@ -82,8 +82,8 @@ def filter_normalized(
 ) -> Tensor:
     """Splat, `step`, slice, and normalize; `gaussian` measures the mass.
 
-    Mass and density are those of `sample_weight [..., points, 1]`, by default of ones, in the dtype of the features: the
-    least of them are zero in float16. The values are weighted already.
+    Mass and density are those of `sample_weight [..., points, 1]`, by default of ones, in the dtype of the features:
+    the least of them are zero in float16. The values are weighted already.
     """
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
@@ -116,7 +116,7 @@ def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | N
 
 
 def _mass(lattice: Lattice, gaussian: Gaussian, sample_weight: Tensor | None = None) -> Tensor:
-    """Filter the sample_weight, by default ones, with the Gaussian: `[..., target points, 1]`."""
+    """Filter the weights, by default ones, with the Gaussian: `[..., target points, 1]`."""
     if sample_weight is not None:
         return apply_step(sample_weight, lattice, gaussian.blur) + SMALLEST_MASS
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)

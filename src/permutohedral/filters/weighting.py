@@ -62,7 +62,7 @@ def filter_weighted(
 
 
 def weigh(values: Tensor, sample_weight: Tensor | None) -> Tensor:
-    """Return values times sample_weight, with the sample_weight as one more channel.
+    """Return values times their weights, with the weights as one more channel.
 
     Args:
         values: float `[..., points, channels]`; anything at points of weight zero, NaN included.
@@ -93,7 +93,7 @@ def hide_lost(image: Tensor, sample_weight: Tensor, spatial_dims: int = 2) -> tu
 
 
 def check_weights(sample_weight: Tensor, shape: Sequence[int], values: Tensor, axes: int = 1) -> Tensor:
-    """Return the sample_weight as floats of at least 32 bits, expanded to `shape`, that of the points of `values`.
+    """Return weights as floats of at least 32 bits, expanded to `shape`, that of the points of `values`.
 
     The last `axes` of the shape are those of the points. Those before them are batch axes, which may be missing.
 
@@ -106,21 +106,22 @@ def check_weights(sample_weight: Tensor, shape: Sequence[int], values: Tensor, a
     check_tensor("sample_weight", sample_weight)
     if sample_weight.dtype != torch.bool and not sample_weight.is_floating_point():
         raise InputError(
-            f"sample_weight must be bool or floating, got {sample_weight.dtype}; convert them with .bool() or .float()"
+            f"sample_weight must be bool or floating, got {sample_weight.dtype}; convert it with .bool() or .float()"
         )
     if sample_weight.device != values.device:
-        raise InputError(f"sample_weight are on {sample_weight.device} but the values on {values.device}; move one")
+        raise InputError(f"sample_weight is on {sample_weight.device} but the values on {values.device}; move one")
     fits = len(shape) >= sample_weight.dim() >= axes and sample_weight.shape[sample_weight.dim() - axes :] == tuple(
         shape[-axes:]
     )
     if not fits or any(a not in (1, b) for a, b in zip(reversed(sample_weight.shape), reversed(shape), strict=False)):
         raise InputError(
-            f"sample_weight must be {list(shape)}, one for each point, or without the batch axes, got {list(sample_weight.shape)}"
+            f"sample_weight must be {list(shape)}, one for each point, or without the batch axes, got "
+            f"{list(sample_weight.shape)}"
         )
     sample_weight = sample_weight.to(accumulation_dtype(values.dtype))
     fit = (sample_weight >= 0) & (sample_weight < torch.inf)
     if not _is_readable(sample_weight):
-        # they cannot be read, so invalid sample_weight become NaN in the result
+        # they cannot be read, so invalid weights become NaN in the result
         sample_weight = torch.where(fit, sample_weight, torch.nan)
     elif not bool(fit.all()):
         raise InputError(

@@ -175,7 +175,7 @@ def rows_of_samples(places: Tensor, extents: tuple[int, ...]) -> Tensor:
 
 
 def fill_unknown(maps: Tensor, sample_weight: Tensor, axes: int) -> Tensor:
-    """Fill samples of sample_weight zero with means over increasingly large surroundings.
+    """Fill samples of weight zero with means over increasingly large surroundings.
 
     Args:
         maps: `[items, channels, *space]`, finite.

@@ -158,7 +158,7 @@ def features_of(
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 
-def confidence_weights(sample_weight: Tensor, maps: Tensor, spatial_dims: int) -> Tensor:
+def weights_like(sample_weight: Tensor, maps: Tensor, spatial_dims: int) -> Tensor:
     """Return weights `[..., *space]` for maps `[..., channels, *space]`."""
     check_tensor("sample_weight", sample_weight)
     leading, space = maps.shape[: -spatial_dims - 1], maps.shape[-spatial_dims:]
@@ -183,7 +183,7 @@ def known_values(maps: Tensor, sample_weight: Tensor | None, spatial_dims: int) 
     channels = -spatial_dims - 1
     finite, weights = _all_finite(maps), None
     if sample_weight is not None:
-        weights = confidence_weights(sample_weight, maps, spatial_dims).unsqueeze(channels)
+        weights = weights_like(sample_weight, maps, spatial_dims).unsqueeze(channels)
     if finite and (weights is None or surely_all(weights > 0)):
         return maps, weights
     unknown = maps.isnan()

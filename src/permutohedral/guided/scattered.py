@@ -60,7 +60,7 @@ def _interpolate(
         )
     unit: float | Tensor = 1.0
     if sample_weight is not None and len(values):
-        # products of tiny sample_weight would underflow
+        # products of tiny weights would underflow
         sample_weight = check_weights(sample_weight, values.shape[:1], values).to(features.dtype)
         unit = sample_weight.detach().amax().clamp_min(torch.finfo(sample_weight.dtype).tiny)
         sample_weight = sample_weight / unit

@@ -23,12 +23,12 @@ from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
     Layout,
     check_space,
-    confidence_weights,
     default_guide,
     features_of,
     in_wider_dtype,
     known_values,
     layout_of,
+    weights_like,
 )
 from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.checks import splat_density
@@ -116,8 +116,8 @@ class BilateralSolver:
     Args:
         guide: float `[channels, *space]`, or `[..., channels, *space]` with one guide per item.
         sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
-        sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel; default as in
-            `upsample`.
+        sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel; default as
+            in `upsample`.
         spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
 
     >>> import torch, permutohedral as ph
@@ -148,21 +148,21 @@ class BilateralSolver:
         self,
         target: Data,
         sample_weight: Data | None = None,
-        smoothness: float | Tensor = 0.3,
         *,
+        smoothness: float | Tensor = 0.3,
         observe: Observe = "pixels",
-        iterations: int = 25,
+        num_iterations: int = 25,
         tolerance: float = 1e-4,
         start: Data | None = None,
     ) -> Data:
         """Solve for one target; see `bilateral_solver`."""
-        check_count("iterations", iterations)
+        check_count("num_iterations", num_iterations)
         if not tolerance >= 0:
             raise InputError(f"tolerance must not be negative, got {tolerance}")
         strength = _check_smoothness(smoothness)
         seen = observe if isinstance(observe, str) else to_tensor(observe)
         data = to_tensor(target), optional_tensor(sample_weight), optional_tensor(start)
-        solved = self._solve(*data, strength, seen, (iterations, tolerance))
+        solved = self._solve(*data, strength, seen, (num_iterations, tolerance))
         return as_given(solved.to(data[0].dtype), target)
 
     def _solve(
@@ -180,7 +180,7 @@ class BilateralSolver:
         if self._items:
             items: list[Any] = [target.flatten(0, -axes - 2), *2 * [[None] * len(self._solvers)]]
             if sample_weight is not None:
-                items[1] = confidence_weights(sample_weight, target, axes).reshape(-1, *target.shape[-axes:])
+                items[1] = weights_like(sample_weight, target, axes).reshape(-1, *target.shape[-axes:])
             if start is not None:
                 items[2] = start.flatten(0, -axes - 2)
             each = zip(self._solvers, *items, strict=True)
@@ -508,9 +508,9 @@ def bilateral_solver(
     solved = solver(
         data,
         optional_tensor(sample_weight),
-        smoothness,
+        smoothness=smoothness,
         observe=observe if isinstance(observe, str) else to_tensor(observe),
-        iterations=num_iterations,
+        num_iterations=num_iterations,
         tolerance=tolerance,
         start=None if start is None else layout.read("start", start),
     )

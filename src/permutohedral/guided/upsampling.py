@@ -98,15 +98,15 @@ class Upsampler:
         self,
         coarse: Data,
         sample_weight: Data | None = None,
-        steps: int | None = None,
         *,
+        num_iterations: int | None = None,
         smoothness: float | Tensor = 0.3,
         ridge: float = 1e-3,
     ) -> Data:
         """Upsample one map or a batch; see `upsample`."""
         if not 0 < ridge < math.inf:
             raise InputError(f"ridge must be positive and finite, got {ridge}")
-        result = self._upsample(to_tensor(coarse), optional_tensor(sample_weight), steps, smoothness, ridge)
+        result = self._upsample(to_tensor(coarse), optional_tensor(sample_weight), num_iterations, smoothness, ridge)
         return as_given(result, coarse)
 
     def _upsample(
@@ -117,7 +117,7 @@ class Upsampler:
         if tuple(coarse.shape[-axes:]) != self.grids.coarse:
             raise InputError(f"this upsampler is for maps of {self.grids.coarse}, got {tuple(coarse.shape[-axes:])}")
         steps = self._steps if steps is None else steps
-        check_count("steps", steps)
+        check_count("num_iterations", steps)
         if self.mode == "solver":
             return self._solve(coarse, sample_weight, steps, smoothness)
         if in_wider_dtype(self._guide, coarse).dtype == torch.float64 != self._joint.lattice.dtype:
@@ -149,7 +149,9 @@ class Upsampler:
 
     def _solve(self, coarse: Tensor, sample_weight: Tensor | None, steps: int, smoothness: float | Tensor) -> Tensor:
         if self.grids.sampling == "area":
-            return self._solver(coarse, sample_weight, smoothness, observe="cells", iterations=steps, tolerance=0.0)
+            return self._solver(
+                coarse, sample_weight, smoothness=smoothness, observe="cells", num_iterations=steps, tolerance=0.0
+            )
         if len(self._guide.shape) > len(self.grids.fine) + 1:
             raise InputError("guide: the solver takes samples at points for one guide; pass it without batch axes")
         axes = len(self.grids.coarse)
@@ -157,7 +159,9 @@ class Upsampler:
         flat = None if sample_weight is None else sample_weight.flatten(-axes)
         # a sample has the weight of the pixels of a cell
         weight = smoothness / math.prod(self.grids.ratios)
-        return self._solver(coarse.flatten(-axes), flat, weight, observe=places, iterations=steps, tolerance=0.0)
+        return self._solver(
+            coarse.flatten(-axes), flat, smoothness=weight, observe=places, num_iterations=steps, tolerance=0.0
+        )
 
     def _filter(self, maps: Tensor, weights: Tensor | None, layout: Layout, options: tuple[int, float, bool]) -> Tensor:
         """Upsample maps, and correct the result by upsampled residuals on the coarse grid, `steps` times."""
@@ -279,4 +283,6 @@ def upsample(
         spatial_dims=spatial_dims,
     )
     weight = optional_tensor(sample_weight)
-    return layout.write(upsampler(maps, weight, num_iterations, smoothness=smoothness, ridge=ridge), coarse)
+    return layout.write(
+        upsampler(maps, weight, num_iterations=num_iterations, smoothness=smoothness, ridge=ridge), coarse
+    )

@@ -33,8 +33,8 @@ def upsample_frames(
 
     Time is a feature like position and color, so similar maps of neighboring frames are averaged, which reduces
     flicker. The result is that of `upsample(..., mode="gaussian", spatial_dims=3)` of the whole video with bandwidths
-    `(sigma_time, *sigma_space)`. In memory are `batch_frames` frames, and about 3.5 sigma_time (steps + 1) frames before and
-    after them. NaN that is far from known samples is filled from the frames in memory.
+    `(sigma_time, *sigma_space)`. In memory are `batch_frames` frames, and about 3.5 sigma_time (num_iterations + 1)
+    frames before and after them. NaN that is far from known samples is filled from the frames in memory.
 
     Args:
         frames: pairs of a map `[channels, h, w]` and its guide `[guide channels, height, width]`, all of one size, in
@@ -110,4 +110,4 @@ def _upsample_part(
         guide, grids.coarse, sigma_space=[sigma_time, *spatial], sigma_color=sigma_color,
         sampling=options[1], spatial_dims=3, origin=(first, 0, 0),
     )  # fmt: skip
-    return upsampler(coarse, steps=options[0])
+    return upsampler(coarse, num_iterations=options[0])

@@ -117,8 +117,8 @@ def join(*features: Tensor) -> Tensor:
         `[..., points, sum of the dimensions]`.
 
     >>> import torch, permutohedral as ph
-    >>> positions, colors = ph.features.positions((4, 5), sigma=2.0), ph.features.colors(torch.rand(8, 3, 4, 5), sigma=0.1)
-    >>> ph.features.join(positions, colors).shape
+    >>> colors = ph.features.colors(torch.rand(8, 3, 4, 5), sigma=0.1)
+    >>> ph.features.join(ph.features.positions((4, 5), sigma=2.0), colors).shape
     torch.Size([8, 20, 5])
     """
     if not features:

@@ -115,8 +115,8 @@ class DenseCRF(nn.Module):
             or self._labels_of(logits) != self.num_labels
         ):
             raise InputError(
-                f"logits must be [{self.num_labels}, *space] or a batch of these, with {self.spatial_dims} axes of space, got "
-                f"{tuple(logits.shape)}"
+                f"logits must be [{self.num_labels}, *space] or a batch of these, with {self.spatial_dims} axes of space, "
+                f"got {tuple(logits.shape)}"
             )
         return mean_field(
             -logits, self.kernels(guide), num_iterations=self.num_iterations, lattices=lattices, logarithms=True
@@ -170,6 +170,6 @@ class DenseCRF(nn.Module):
         space, bilateral, colors = self.log_sigma.detach().exp().tolist()
         learned = "" if self.costs is None else f", costs={tuple(self.costs.shape)}"
         return (
-            f"{self.num_labels}, sigma_space={space:.4g}, sigma_bilateral={bilateral:.4g}, sigma_color={colors:.4g}, "
-            f"steps={self.num_iterations}{learned}"
+            f"{self.num_labels}, spatial_sigma={space:.4g}, bilateral_sigma_space={bilateral:.4g}, "
+            f"bilateral_sigma_color={colors:.4g}, num_iterations={self.num_iterations}{learned}"
         )

@@ -12,7 +12,7 @@ from permutohedral.ops.tensors import refuse_scripting
 
 
 class GaussianFilter(nn.Module):
-    """Filters values at arbitrary points with a Gaussian; no sample_weight, unless the scale is learned.
+    """Filter values at arbitrary points with a Gaussian, optionally of learned bandwidths.
 
     Args:
         dimension: d of the features.

@@ -12,6 +12,7 @@ from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
 from permutohedral.guided.maps import check_space, layout_of
 from permutohedral.guided.solver import Observe, bilateral_solver
+from permutohedral.lattice.features import Sigma, positive_numbers
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.ops.tensors import refuse_scripting
 
@@ -27,7 +28,8 @@ class BilateralUpsample2d(nn.Module):
         guide_channels: of the guide; the filter has 2 + guide_channels dimensions, so keep the guide small.
         neighborhood_size: s of the filter; 2 holds the whole Gaussian.
         mix: let the filter mix channels; else each channel has its own filter.
-        sigma_space: bandwidth in pixels of the guide; default: half the distance between coarse samples.
+        sigma_space: bandwidth in pixels of the guide; one number, or one for each axis; default: half the distance
+            between coarse samples.
         sigma_color: bandwidth in units of the guide's values.
         learn_sigma: train the bandwidths.
         sampling: what coarse samples are, "area" or "point"; see `permutohedral.upsample`.
@@ -53,7 +55,7 @@ class BilateralUpsample2d(nn.Module):
         *,
         neighborhood_size: int = 1,
         mix: bool = False,
-        sigma_space: float | None = None,
+        sigma_space: Sigma | None = None,
         sigma_color: float = 0.1,
         learn_sigma: bool = False,
         sampling: Sampling = "area",
@@ -61,9 +63,9 @@ class BilateralUpsample2d(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, sigma in (("sigma_space", sigma_space), ("sigma_color", sigma_color)):
-            if sigma is not None and not (math.isfinite(sigma) and sigma > 0):
-                raise InputError(f"{name} must be positive and finite, got {sigma}")
+        if sigma_space is not None:
+            positive_numbers(sigma_space, "sigma_space", 2)
+        positive_numbers(sigma_color, "sigma_color", 1)
         self.channels, self.guide_channels = channels, guide_channels
         self.sigma_space, self.sigma_color, self.sampling = sigma_space, sigma_color, sampling
         self.convolution = PermutohedralConv(
@@ -90,7 +92,7 @@ class BilateralUpsample2d(nn.Module):
                 f"batch, got {tuple(coarse.shape)} and {tuple(guide.shape)}"
             )
         grids = Grids(tuple(coarse.shape[-2:]), space, self.sampling)
-        sigma = [0.5 * ratio if self.sigma_space is None else self.sigma_space for ratio in grids.ratios]
+        sigma = [0.5 * ratio for ratio in grids.ratios] if self.sigma_space is None else self.sigma_space
         sources, targets = joint_features(guide, grids, sigma, self.sigma_color)
         values = torch.cat([coarse, torch.ones_like(coarse[..., :1, :, :])], dim=-3).flatten(-2).mT
         filtered: Tensor = self.convolution(values, sources, targets)

@@ -143,7 +143,8 @@ class Neighborhood:
     >>> import permutohedral as ph
     >>> ph.lattice.Neighborhood(dimension=2, size=1)
     Neighborhood(dimension=2, size=1, dilation=1, filter_size=7)
-    >>> (ph.lattice.Neighborhood(2, 1, dilation=3).offsets() == 3 * ph.lattice.Neighborhood(2, 1).offsets()).all().item()
+    >>> wide = ph.lattice.Neighborhood(2, 1, dilation=3)
+    >>> bool((wide.offsets() == 3 * ph.lattice.Neighborhood(2, 1).offsets()).all())
     True
     >>> ph.lattice.Neighborhood(2, 1).taps[:3].tolist()
     [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
