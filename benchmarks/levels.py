@@ -73,7 +73,7 @@ def _run_interpolated(given: Operands, pyramid: ph.levels.LatticePyramid) -> Non
     fine, coarse = pyramid.levels[:2]
     skip = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
     below = ph.convolve(ph.levels.coarsen(skip, pyramid, 0), given.weights[1], coarse)
-    refined = ph.levels.refine(below, pyramid, 0, added=skip)
+    refined = ph.levels.refine(below, pyramid, 0) + skip
     given.differentiate(ph.slice(refined, fine), *given.weights[:2])
 
 
@@ -82,7 +82,7 @@ def _run_mixed(given: Operands, pyramid: ph.levels.LatticePyramid) -> None:
     fine, coarse = pyramid.levels[:2]
     skip = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
     below = ph.convolve(ph.levels.coarsen(skip, pyramid, 0) @ given.mixes[0], given.weights[1], coarse)
-    refined = ph.levels.refine(below @ given.mixes[1], pyramid, 0, added=skip)
+    refined = ph.levels.refine(below @ given.mixes[1], pyramid, 0) + skip
     given.differentiate(ph.slice(refined, fine), *given.weights[:2], *given.mixes)
 
 

@@ -32,20 +32,34 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ph.backends.use(None)
 
 
+def backend_report() -> dispatch.BackendReport:
+    return ph.backends.explain(torch.zeros(1, device=DEVICE))
+
+
+def chosen_backend() -> str:
+    return backend_report().name
+
+
+def forced_backend() -> str | None:
+    """Return the name of the forced backend, None if it was chosen for the device."""
+    report = backend_report()
+    assert str(report).startswith(f"{report.name}: {report.reason}")
+    return report.name if report.reason == "forced" else None
+
+
 def test_reference_is_always_available() -> None:
     assert ph.backends.available()[-1] == "reference"
     assert len(set(ph.backends.available())) == len(ph.backends.available())
 
 
 def test_use_backend_block_forces_and_restores(backend: str) -> None:
-    tensor = torch.zeros(1, device=DEVICE)
-    assert ph.backends.explain(tensor).startswith(f"{backend}: forced")
+    assert forced_backend() == backend
     with ph.backends.use("reference"):
-        assert ph.backends.explain(tensor).startswith("reference: forced")
+        assert forced_backend() == "reference"
         with ph.backends.use(None):
-            assert "chosen" in ph.backends.explain(tensor).splitlines()[0]
-        assert ph.backends.explain(tensor).startswith("reference: forced")
-    assert ph.backends.explain(tensor).startswith(f"{backend}: forced")
+            assert forced_backend() is None
+        assert forced_backend() == "reference"
+    assert forced_backend() == backend
 
 
 def test_restores_backend_after_error(backend: str) -> None:
@@ -55,7 +69,7 @@ def test_restores_backend_after_error(backend: str) -> None:
 
     with pytest.raises(ph.errors.InputError):
         fail()
-    assert ph.backends.explain(torch.zeros(1, device=DEVICE)).startswith(f"{backend}: forced")
+    assert forced_backend() == backend
 
 
 def test_rejects_unknown_backend() -> None:
@@ -68,7 +82,7 @@ def test_unavailable_backend_raises_with_reason() -> None:
     with pytest.raises(ph.errors.BackendUnavailable, match="'absent' cannot be used: it is not installed"):
         ph.backends.use("absent")
     assert "absent" not in ph.backends.available()
-    assert "absent: it is not installed" in ph.backends.explain()
+    assert ph.backends.explain().others["absent"] == "it is not installed"
 
 
 @pytest.mark.usefixtures("broken")
@@ -78,7 +92,7 @@ def test_unsupported_device_raises_with_reason() -> None:
         pytest.raises(ph.errors.BackendUnavailable, match=r"'elsewhere'.*does not run on"),
     ):
         ph.build_lattice(draw(5, 2))
-    assert f"elsewhere: it does not run on {DEVICE.type!r}" in ph.backends.explain(torch.zeros(1, device=DEVICE))
+    assert backend_report().others["elsewhere"] == f"it does not run on {DEVICE.type!r}"
 
 
 @pytest.mark.usefixtures("broken")
@@ -90,7 +104,7 @@ def test_broken_backend_raises_without_fallback() -> None:
 @pytest.mark.usefixtures("broken")
 def test_broken_backend_is_not_listed() -> None:
     assert "broken" not in ph.backends.available()
-    assert "no_such_module" in ph.backends.explain().splitlines()[0]
+    assert "no_such_module" in ph.backends.explain().reason
 
 
 def test_backend_implements_every_primitive(backend: str) -> None:
@@ -107,10 +121,6 @@ def test_block_does_not_affect_other_threads() -> None:
         assert in_another_thread(chosen_backend) == by_default
 
 
-def chosen_backend() -> str:
-    return ph.backends.explain(torch.zeros(1, device=DEVICE)).split(":")[0]
-
-
 def in_another_thread(function: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result(timeout=60)
@@ -121,11 +131,11 @@ def test_call_without_block_sets_process_default() -> None:
     try:
         assert in_another_thread(chosen_backend) == "reference"
         with ph.backends.use(None):
-            assert "chosen for device" in ph.backends.explain(torch.zeros(1, device=DEVICE))
+            assert forced_backend() is None
         assert chosen_backend() == "reference"
     finally:
         ph.backends.use(None)
-    assert "chosen for device" in ph.backends.explain(torch.zeros(1, device=DEVICE))
+    assert forced_backend() is None
 
 
 class Recorded(TorchDispatchMode):

@@ -145,7 +145,7 @@ def test_statistics_of_extreme_lattices() -> None:
     assert empty.missing_tap_share == 0
 
 
-@pytest.mark.parametrize("lattice", [False, True])
+@pytest.mark.parametrize("separable", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 2])
 def test_forecast_bounds_allocated_memory(size: int, separable: bool, dtype: torch.dtype) -> None:
     lattice = ph.build_lattice(draw(50, 3).to(dtype), neighborhood_size=size, separable=separable)
@@ -154,7 +154,7 @@ def test_forecast_bounds_allocated_memory(size: int, separable: bool, dtype: tor
     axes = 0 if lattice.axis_neighbors is None else lattice.axis_neighbors.nbytes
     assert forecast.neighbors == lattice.neighbors.nbytes + axes
     # a GPU's table has up to eight slots of 16 bytes for each lattice point, and a header
-    on_gpu = ph.backends.explain(lattice.source.keys).startswith("triton")
+    on_gpu = ph.backends.explain(lattice.source.keys).name == "triton"
     table = 128 * lattice.num_lattice_points + 1152 if on_gpu else 0
     assert forecast.lattice_points + table >= lattice.source.keys.nbytes + lattice.source.table.nbytes
     # two channels in, two out

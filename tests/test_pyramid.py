@@ -172,7 +172,7 @@ def test_empty_point_set() -> None:
     pyramid = ph.levels.build_pyramid(draw(0, 3), LEVELS)
     assert [level.num_lattice_points for level in pyramid.levels] == [0, 0, 0]
     assert ph.levels.coarsen(draw(0, 2), pyramid, 0).shape == (0, 2)
-    assert ph.levels.refine(draw(0, 2), pyramid, 0, added=draw(0, 2)).shape == (0, 2)
+    assert ph.levels.refine(draw(0, 2), pyramid, 0).shape == (0, 2)
     assert ph.levels.pool(draw(0, 2), pyramid, 1).shape == (0, 2)
 
 

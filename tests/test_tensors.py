@@ -91,10 +91,10 @@ SPARSE: dict[str, ErrorCase] = {
 SIGMAS: dict[str, ErrorCase] = {
     "text": (lambda: ph.features.positions((2, 2), "wide"), InputError, "sigma must be one number.*'wide'"),  # type: ignore[arg-type]
     "none": (
-        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_space=None, sigma_color=1.0),
+        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_space=None, sigma_color=1.0),  # type: ignore[call-overload]
         InputError,
         "sigma_space must be.*None",
-    ),  # type: ignore[call-overload]
+    ),
     "matrix": (lambda: ph.features.positions((2, 2), np.ones((2, 2))), InputError, r"sigma.*shape \(2, 2\)"),
     "too_many": (lambda: ph.features.positions((2, 2), np.ones(3)), InputError, r"for each of 2, got the shape \(3,\)"),
     "negative_array": (lambda: ph.features.positions((2, 2), -np.ones(2)), InputError, "positive and finite"),

@@ -46,7 +46,7 @@ class LearnedCutout(nn.Module):
     def settings(self) -> CutoutSettings:
         """Return the learned settings."""
         sigma_near, sigma_space, sigma_color = self.field.log_sigma.detach().exp().tolist()
-        near, bilateral = self.field.weights.detach().tolist()
+        near, bilateral = self.field.kernel_weights.detach().tolist()
         return replace(
             self.begin,
             colors=float(self.log_colors.detach().exp()),

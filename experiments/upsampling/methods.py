@@ -42,21 +42,18 @@ class ColorUpsampler(nn.Module):
 
     def __init__(self, sigma_space: float = 1.5, sigma_color: float = 0.04, neighborhood_size: int = 2) -> None:
         super().__init__()
+        self.sigma_space = sigma_space
         self.filter = BilateralUpsample2d(
-            4,
-            1,
-            neighborhood_size=neighborhood_size,
-            mix=True,
-            sigma_space=sigma_space,
-            sigma_color=sigma_color,
-            sampling="point",
+            4, 1, neighborhood_size=neighborhood_size, mix=True, sigma_color=sigma_color, sampling="point"
         )
 
     def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
         """Return the color image `[..., 3, height, width]`."""
         height, width = gray.shape[-2:]
-        kept = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point").observe(gray)
-        mixed: Tensor = self.filter(torch.cat([coarse, kept], dim=-3), gray)
+        grids = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point")
+        # the layer takes pixels, and the distance between colored pixels depends on the image
+        self.filter.sigma_space = [self.sigma_space * ratio for ratio in grids.ratios]
+        mixed: Tensor = self.filter(torch.cat([coarse, grids.observe(gray)], dim=-3), gray)
         return mixed[..., :3, :, :]
 
 

@@ -96,7 +96,7 @@ def test_backends_agree_with_the_package() -> None:
     report = json.loads(CliRunner().invoke(application, ["backends", "--json"]).stdout)
     assert report["version"] == ph.__version__
     chosen = [backend["name"] for backend in report["devices"]["cpu"] if backend["chosen"]]
-    assert chosen == [ph.backends.explain().partition(":")[0]]
+    assert chosen == [ph.backends.explain().name]
     assert all(backend["reason"] is None for backend in report["devices"]["cpu"] if backend["chosen"])
     text = CliRunner().invoke(application, ["backends"]).stdout
     for backend in report["devices"]["cpu"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import permutohedral as ph
 from permutohedral.crf.damping import largest_eigenvalue
 
 
-def photo_field(labels: int, compatibility: float | Tensor, normalization: str) -> tuple[Tensor, list[ph.crf.Kernel]]:
+def photo_field(labels: int, compatibility: float | Tensor, normalization: Any) -> tuple[Tensor, list[ph.crf.Kernel]]:
     random = np.random.default_rng(labels)
     energies = to_tensor(random.normal(size=(labels, 9, 8)))
     guide = to_tensor(random.random((1, 9, 8)))
@@ -22,7 +23,7 @@ def photo_field(labels: int, compatibility: float | Tensor, normalization: str) 
         ph.crf.spatial_kernel((9, 8), 2.0, compatibility=1.0, device=DEVICE, dtype=torch.float64),
         ph.crf.bilateral_kernel(
             guide, sigma_space=6.0, sigma_color=0.3, compatibility=compatibility, normalization=normalization
-        ),  # type: ignore[arg-type]
+        ),
     ]
     return energies, kernels
 
@@ -81,7 +82,7 @@ def test_traced_calls_do_the_same() -> None:
     for costs in (2.0, torch.tensor(2.0), torch.tensor([-1.0, 2.0, -0.5]), 3 * torch.eye(3)):
         given = costs if isinstance(costs, float) else costs.to(DEVICE, torch.float64)
         energies, kernels = photo_field(3, given, "symmetric")
-        field = partial(ph.crf.mean_field, kernels=kernels, steps=3)
+        field = partial(ph.crf.mean_field, kernels=kernels, num_iterations=3)
         traced = torch.func.jvp(field, (energies,), (energies,))[0]
         assert_close(traced, ph.crf.mean_field(energies, kernels, num_iterations=3))
 
@@ -115,7 +116,7 @@ def test_a_tensor_of_one_number_is_that_number(number: float) -> None:
     _, others = photo_field(3, cost, "symmetric")
     expected = ph.crf.mean_field(energies, kernels, num_iterations=4)
     assert_close(ph.crf.mean_field(energies, others, num_iterations=4), expected)
-    traced = torch.func.jvp(partial(ph.crf.mean_field, kernels=others, steps=4), (energies,), (energies,))[0]
+    traced = torch.func.jvp(partial(ph.crf.mean_field, kernels=others, num_iterations=4), (energies,), (energies,))[0]
     assert_close(traced, expected)
 
 

@@ -10,8 +10,7 @@ import torch
 from support import DEVICE, assert_raises
 
 import permutohedral as ph
-from permutohedral import InputError
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 
 CLOUD = torch.rand(6, 2)
 ENERGIES = torch.rand(6, 3)
@@ -32,7 +31,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "two spaces": (partial(field, ENERGIES, [KERNEL, PICTURE]), InputError, "one space"),
     "no labels": (partial(field, ENERGIES[:, :0], [KERNEL]), InputError, "at least one label"),
     "nan": (partial(field, ENERGIES * float("nan"), [KERNEL]), InputError, "NaN"),
-    "steps": (partial(field, ENERGIES, [KERNEL], -1), InputError, "steps"),
+    "steps": (partial(field, ENERGIES, [KERNEL], num_iterations=-1), InputError, "num_iterations"),
     "tolerance": (partial(field, ENERGIES, [KERNEL], tolerance=-1.0), InputError, "tolerance"),
     "damping": (partial(field, ENERGIES, [KERNEL], damping=-1.0), InputError, "not negative"),
     "damping name": (partial(field, ENERGIES, [KERNEL], damping="none"), InputError, "'auto' or a number"),
@@ -73,7 +72,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "array": (partial(kernel, CLOUD, [1.0]), InputError, "a number or a tensor"),
     "infinite": (partial(kernel, CLOUD, float("inf")), InputError, "finite"),
     "nan cost": (partial(kernel, CLOUD, torch.tensor([1.0, float("nan"), 0.0])), InputError, "finite"),
-    "normalization": (partial(kernel, CLOUD, 1.0, "homogeneous"), InputError, "symmetric"),
+    "normalization": (partial(kernel, CLOUD, normalization="homogeneous"), InputError, "symmetric"),
     "grid": (partial(kernel, CLOUD, space=(2, 2)), InputError, "does not have 6"),
     "features": (partial(kernel, CLOUD[0]), InputError, r"\[points, d\]"),
     "sigma": (partial(ph.crf.spatial_kernel, (2, 3), 0.0), InputError, "positive"),
@@ -81,19 +80,27 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "one extent": (partial(grid, 20, 1.0), InputError, "space must be the extents.*got 20"),
     "extent": (partial(ph.crf.spatial_kernel, (2, -3), 1.0), InputError, "extent"),
     "bytes": (
-        partial(ph.crf.bilateral_kernel, torch.zeros(3, 2, 3).byte(), 1.0, 1.0),
+        partial(ph.crf.bilateral_kernel, torch.zeros(3, 2, 3).byte(), sigma_space=1.0, sigma_color=1.0),
         InputError,
         "guide must be floating",
     ),
-    "guide axes": (partial(ph.crf.bilateral_kernel, torch.rand(2, 2, 3, 2, 3), 1.0, 1.0), InputError, "as dimension"),
-    "guide": (partial(ph.crf.bilateral_kernel, torch.rand(2, 3), 1.0, 1.0), InputError, "guide must be.*unsqueeze"),
-    "certainty": (partial(ph.crf.energies_from_labels, CLOUD.long(), 2, 1.0), InputError, "between 0 and 1"),
-    "float labels": (partial(ph.crf.energies_from_labels, CLOUD, 2, 0.9), InputError, "integers"),
-    "label": (partial(ph.crf.energies_from_labels, CLOUD.long() + 5, 2, 0.9), InputError, "between 0 and 1"),
+    "guide axes": (
+        partial(ph.crf.bilateral_kernel, torch.rand(2, 2, 3, 2, 3), sigma_space=1.0, sigma_color=1.0),
+        InputError,
+        "as dimension",
+    ),
+    "guide": (
+        partial(ph.crf.bilateral_kernel, torch.rand(2, 3), sigma_space=1.0, sigma_color=1.0),
+        InputError,
+        "guide must be.*unsqueeze",
+    ),
+    "certainty": (partial(ph.crf.energies_from_labels, CLOUD.long(), 2, certainty=1.0), InputError, "between 0 and 1"),
+    "float labels": (partial(ph.crf.energies_from_labels, CLOUD, 2, certainty=0.9), InputError, "integers"),
+    "label": (partial(ph.crf.energies_from_labels, CLOUD.long() + 5, 2, certainty=0.9), InputError, "between 0 and 1"),
     "probabilities": (partial(ph.crf.energies_from_probabilities, CLOUD.long()), InputError, "floating"),
     "logits": (partial(ph.crf.energies_from_probabilities, 3 * CLOUD - 2), InputError, "probabilities.*softmax"),
     "nan probability": (partial(ph.crf.energies_from_probabilities, CLOUD * torch.nan), InputError, "probabilities"),
-    "smallest": (partial(ph.crf.energies_from_probabilities, CLOUD, 0.0), InputError, "smallest"),
+    "smallest": (partial(ph.crf.energies_from_probabilities, CLOUD, smallest=0.0), InputError, "smallest"),
 }
 
 

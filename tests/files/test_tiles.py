@@ -79,7 +79,7 @@ def test_tiles_with_the_axes_of_the_whole() -> None:
     """The colors of a tile alone would have other axes, and other nodes; so would one that begins within a cell."""
     random = torch.randn(3, 390, 400, generator=torch.Generator().manual_seed(0))
     image, sigmas, done = PHOTOGRAPH[:, 100:490, 100:500] + 0.1 * random, (10.0, 0.1), list[float]()
-    assert ph.accuracy.explain_bilateral(image, sigma_space=sigmas[0], sigma_color=sigmas[1]).startswith("grid: ")
+    assert ph.accuracy.explain_bilateral(image, sigma_space=sigmas[0], sigma_color=sigmas[1]).method == "grid"
     parts = tiles.filter_in_tiles(image, image, *sigmas, done.append, method="auto", tile=365)
     assert len(done) == 4
     torch.testing.assert_close(

@@ -52,7 +52,7 @@ def test_limits_are_reported(
         paths = [
             [
                 line.partition(": ")[2]
-                for line in ph.backends.explain_call(run, *each).splitlines()
+                for line in ph.backends.explain_call(run, *each).decisions
                 if line.startswith(name + ":")
             ]
             for each in (within, beyond)

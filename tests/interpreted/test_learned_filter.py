@@ -33,7 +33,7 @@ class Case:
     def layer(self) -> ph.nn.PermutohedralConv:
         """In two dimensions, with a bias."""
         layer = ph.nn.PermutohedralConv(
-            *self.channels, 2, 1, self.groups, normalization=self.normalization, dtype=self.dtype
+            *self.channels, 2, 1, groups=self.groups, normalization=self.normalization, dtype=self.dtype
         )
         assert layer.bias is not None
         torch.nn.init.normal_(layer.bias)

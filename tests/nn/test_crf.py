@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 
 def layer(labels: int = 3, dtype: torch.dtype | None = torch.float64, **options: Any) -> DenseCRF:
-    given = {"sigma_space": 1.7, "sigma_bilateral": 4.0, "sigma_color": 0.3, "steps": 2, "weights": (1.0, 2.0)}
-    return DenseCRF(labels, device=DEVICE, dtype=dtype, **{**given, **options})
+    given = {"spatial_sigma": 1.7, "bilateral_sigma_space": 4.0, "bilateral_sigma_color": 0.3, "num_iterations": 2}
+    return DenseCRF(labels, device=DEVICE, dtype=dtype, **{"kernel_weights": (1.0, 2.0), **given, **options})
 
 
 def pictures(*shape: int, labels: int = 3) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def test_fused_gradients_match_unfused(labels: int) -> None:
 
 def test_damping_trains_repulsive_costs() -> None:
     """The damping depends on costs and bandwidths."""
-    made = layer(compatibility="matrix", steps=3, learn_sigma=True)
+    made = layer(compatibility="matrix", num_iterations=3, learn_sigma=True)
     assert made.costs is not None
     with torch.no_grad():
         made.costs.copy_(torch.eye(3) * 4 + torch.rand(3, 3))
@@ -117,7 +117,7 @@ def test_damping_trains_repulsive_costs() -> None:
 def test_training_recovers_a_field() -> None:
     """Weights that were lost are found again, from what the field did."""
     logits, guide = pictures(12, 11)
-    teacher, student = layer(weights=(2.0, 4.0)), layer(weights=(0.5, 0.5))
+    teacher, student = layer(kernel_weights=(2.0, 4.0)), layer(kernel_weights=(0.5, 0.5))
     wanted = teacher(logits, guide).detach()
     optimizer = torch.optim.LBFGS(
         student.parameters(), max_iter=60, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
@@ -130,11 +130,11 @@ def test_training_recovers_a_field() -> None:
         return difference.detach()
 
     optimizer.step(loss)
-    assert_close(student.weights, teacher.weights, torch.float32)
+    assert_close(student.kernel_weights, teacher.kernel_weights, torch.float32)
 
 
 def test_half_precision_volume() -> None:
-    made = layer(2, torch.float32, dimension=3)
+    made = layer(2, torch.float32, spatial_dims=3)
     logits, guide = torch.randn(1, 2, 3, 4, 5, device=DEVICE), torch.rand(1, 1, 3, 4, 5, device=DEVICE)
     whole = made(logits, guide)
     assert made(logits.half(), guide.half()).dtype == torch.float16
@@ -152,17 +152,17 @@ def test_cross_entropy_of_result() -> None:
 
 def test_accepts_integer_weights() -> None:
     logits, guide = pictures(4, 3)
-    assert_close(layer(weights=(1, 2))(logits, guide), layer(weights=(1.0, 2.0))(logits, guide))
-    assert layer(weights=(1, 2), dtype=None).weights.dtype == torch.float32
+    assert_close(layer(kernel_weights=(1, 2))(logits, guide), layer(kernel_weights=(1.0, 2.0))(logits, guide))
+    assert layer(kernel_weights=(1, 2), dtype=None).kernel_weights.dtype == torch.float32
 
 
 def test_state_dict_and_repr() -> None:
     made = layer(compatibility="diagonal")
     assert repr(pickle.loads(pickle.dumps(made))) == repr(made)
-    assert "steps=2, costs=(3,)" in repr(made)
-    other = layer(compatibility="diagonal", weights=(9.0, 9.0))
+    assert "num_iterations=2, costs=(3,)" in repr(made)
+    other = layer(compatibility="diagonal", kernel_weights=(9.0, 9.0))
     other.load_state_dict(made.state_dict())
-    assert torch.equal(other.weights, made.weights)
+    assert torch.equal(other.kernel_weights, made.kernel_weights)
 
 
 def zeros(*shape: int) -> Tensor:
@@ -170,15 +170,19 @@ def zeros(*shape: int) -> Tensor:
 
 
 ERRORS: dict[str, ErrorCase] = {
-    "labels": (lambda: layer(0), ph.errors.InputError, "labels"),
-    "sigma": (lambda: layer(sigma_color=0.0), ph.errors.InputError, "sigma_color must be positive"),
+    "labels": (lambda: layer(0), ph.errors.InputError, "num_labels"),
+    "sigma": (lambda: layer(bilateral_sigma_color=0.0), ph.errors.InputError, "bilateral_sigma_color must be positive"),
     "sigma_text": (
-        lambda: layer(sigma_bilateral="wide"),
+        lambda: layer(bilateral_sigma_space="wide"),
         ph.errors.InputError,
-        "sigma_bilateral must be one number, got",
+        "bilateral_sigma_space must be one number, got",
     ),
-    "weights": (lambda: layer(weights=(1.0,)), ph.errors.InputError, "two numbers"),
-    "one_weight": (lambda: layer(weights=3.0), ph.errors.InputError, "weights must be two numbers.*got 3.0"),
+    "weights": (lambda: layer(kernel_weights=(1.0,)), ph.errors.InputError, "two numbers"),
+    "one_weight": (
+        lambda: layer(kernel_weights=3.0),
+        ph.errors.InputError,
+        "kernel_weights must be two numbers.*got 3.0",
+    ),
     "guide_bytes": (
         lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).byte()),
         ph.errors.InputError,

@@ -18,16 +18,18 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("mix", [False, True])
 def test_upsampling_starts_as_dense_gaussian(mix: bool) -> None:
     coarse, guide = maps(2, 2, 3, 4), maps(2, 1, 9, 12, seed=1)
-    layer = ph.nn.BilateralUpsample2d(2, 1, neighborhood_size=2, mix=mix, sigma_space=1.0, sigma_color=2.0).to(DEVICE)
+    layer = ph.nn.BilateralUpsample2d(2, 1, neighborhood_size=2, mix=mix, sigma_space=3.0, sigma_color=2.0).to(DEVICE)
     lattice_free = ph.guided.Upsampler(guide[0], (3, 4), sigma_space=3.0, sigma_color=2.0, mode="gaussian")
     lattice = lattice_free._joint.lattice
     features = ph.features.bilateral(guide[0], sigma_space=3.0, sigma_color=2.0)
     assert lattice.target.num_points == len(features)
     found = layer(coarse, guide)
     assert_close(layer(coarse[0], guide[0]), found[0])
+    layer.sigma_space = (3.0, 3.0)
+    assert torch.equal(layer(coarse, guide), found)
     assert_close(layer(torch.full_like(coarse, 7.0), guide), torch.full((2, 2, 9, 12), 7.0))
     # the separable Gaussian is near to the dense one where lattice points are close
-    assert (found[0] - lattice_free(coarse[0], steps=0)).abs().max() < 0.1
+    assert (found[0] - lattice_free(coarse[0], num_iterations=0)).abs().max() < 0.1
 
 
 def test_upsampling_learns() -> None:

@@ -22,8 +22,8 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def path_of(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """The line of `explain_call` about one of the filters."""
-    lines = ph.backends.explain_call(function, *arguments, **options).splitlines()
+    """Return the decision of `explain_call` about one of the filters."""
+    lines = ph.backends.explain_call(function, *arguments, **options).decisions
     (line,) = (line for line in lines if line.startswith(f"{name}: "))
     return line.removeprefix(f"{name}: ")
 
