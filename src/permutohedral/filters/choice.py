@@ -152,7 +152,7 @@ def choose_for_points(values: Tensor, features: Tensor | None, target_features: 
 
     >>> few, many = torch.rand(200, 5), torch.rand(20000, 5)
     >>> choose_for_points(few, few, None).method, choose_for_points(many, many, None).method
-    ('exact', 'separable')
+    ('exact', 'lattice')
     """
     given = [values, features] + [target_features] * (target_features is not None)
     if features is None or not all(isinstance(each, Tensor) and each.dim() >= 2 for each in given):

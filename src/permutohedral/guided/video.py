@@ -107,7 +107,7 @@ def _upsample_part(
         sigma_space = default_sigma(Grids(grids.coarse[1:], grids.fine[1:], options[1]), 0.5)
     spatial: list[float] = numbers_of(sigma_space, 2)
     upsampler = Upsampler(
-        guide, grids.coarse, sigma_space=[sigma_time, *spatial], sigma_color=sigma_color,
+        guide, grids.coarse, mode="gaussian", sigma_space=[sigma_time, *spatial], sigma_color=sigma_color,
         sampling=options[1], spatial_dims=3, origin=(first, 0, 0),
     )  # fmt: skip
     return upsampler(coarse, num_iterations=options[0])

@@ -115,8 +115,8 @@ class DenseCRF(nn.Module):
             or self._labels_of(logits) != self.num_labels
         ):
             raise InputError(
-                f"logits must be [{self.num_labels}, *space] or a batch of these, with {self.spatial_dims} axes of space, "
-                f"got {tuple(logits.shape)}"
+                f"logits must be [{self.num_labels}, *space] or a batch of these, with {self.spatial_dims} axes of "
+                f"space, got {tuple(logits.shape)}"
             )
         return mean_field(
             -logits, self.kernels(guide), num_iterations=self.num_iterations, lattices=lattices, logarithms=True
