@@ -68,7 +68,7 @@ def photograph(name: str, sigma_space: float, sigma_color: float) -> tuple[Tenso
 
 
 def exact_filter(values: Tensor, features: Tensor, rows: Tensor) -> Tensor:
-    """The normalized Gaussian filter at some of the points, `[rows, channels]`, by brute force."""
+    """Return the normalized Gaussian filter at some of the points, `[rows, channels]`, by brute force."""
     results = []
     for targets in features[rows].split(50):
         weights = (-0.5 * torch.cdist(targets, features).square()).exp()
@@ -108,7 +108,7 @@ def _count_lattice_points(features: Tensor, options: dict[str, Any]) -> int | No
 
 
 def measure_rounding(sigma_space: float, noise: float) -> dict[str, Any]:
-    """What float32 and float64 make of the same features: lattice points that only one of them touches, and results."""
+    """Compare float32 with float64: lattice points that only one of them touches, and results."""
     features, values = photograph("astronaut", sigma_space, 0.1)
     colors = noise * torch.randn(values.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     single = torch.cat([features[:, :2], features[:, 2:] + colors / 0.1], dim=1).float()
@@ -239,7 +239,7 @@ def _cell(measured: dict[str, Any] | None, name: str, style: str) -> str:
 
 
 def render(report: dict[str, Any], pictures: dict[str, Any]) -> str:
-    """The page, in Markdown, of the figures of both tools."""
+    """Return the page in Markdown, with the figures of both tools."""
     shown = ["separable", "separable, halo 1"]
     rows = []
     for row in report["rows"]:

@@ -1,4 +1,4 @@
-"""What README.md says to type: the tests run it, and `python tools/readme.py` runs it with what is installed."""
+"""Snippets and commands of README.md: the tests run them, and `python tools/readme.py` runs it with what is installed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def pages() -> list[Path]:
 
 
 def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
-    """The code blocks of a page that are marked with this language."""
+    """Return the code blocks of a page that are marked with this language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def commands(program: str, page: Path = ROOT / "README.md") -> list[str]:
-    """The lines of the page's shell blocks that call this program."""
+    """Return the lines of the page's shell blocks that call this program."""
     lines = "".join(blocks("bash", page)).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.split()[:1] == [program]]
 
@@ -39,7 +39,7 @@ def run_snippets(page: Path = ROOT / "README.md") -> dict[str, Any]:
 
 
 def write_pictures(folder: Path) -> None:
-    """The pictures that the commands of our pages name, small."""
+    """Write small images with the names that commands on our pages use."""
     import numpy as np
     from PIL import Image
 

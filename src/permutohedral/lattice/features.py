@@ -1,4 +1,4 @@
-"""Features out of images: where a pixel is and what it looks like, measured in standard deviations.
+"""Features of images: positions and colors of pixels, in units of standard deviations.
 
 A feature is a point of R^d. One unit of every feature is one standard deviation of the Gaussian, so each
 function here divides by a `sigma`. Pixels come in scan order, the last axis of the image fastest.
@@ -34,7 +34,7 @@ def positions(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Positions of the samples of a signal, picture or volume, in the order of its axes.
+    """Return the positions of the samples of a signal, image or volume, in the order of its axes.
 
     Args:
         space: extents of the grid, such as (depth, height, width).
@@ -62,7 +62,7 @@ def positions(
 
 
 def colors(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
-    """Colors (or any other channels) of the pixels of one image or a batch of images.
+    """Return the colors, or any other channels, of the pixels of one image or a batch of images.
 
     Args:
         image: floating `[..., channels, height, width]`.
@@ -107,7 +107,7 @@ def opponent_colors(image: Tensor) -> Tensor:
 
 
 def join(*features: Tensor) -> Tensor:
-    """Put the features of the same points side by side.
+    """Concatenate features of the same points.
 
     Args:
         *features: `[..., points, dimension]` each, with the same number of points, dtype and device. Their
@@ -146,7 +146,7 @@ def join(*features: Tensor) -> Tensor:
 def bilateral(
     guide: Tensor, *, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int = 2, origin: Sequence[int] | None = None
 ) -> Tensor:
-    """Position and color of every pixel, or voxel, in standard deviations.
+    """Return position and color of every pixel or voxel, in standard deviations.
 
     Args:
         guide: float `[..., channels, *space]`.
@@ -190,7 +190,7 @@ def _positions(
     device: torch.device | str | None,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """The coordinate along each axis in standard deviations, `[*space, 1]`; views, which take no memory."""
+    """Return the coordinate along each axis in standard deviations, `[*space, 1]`: views, which take no memory."""
     axes, lines = len(space), []
     for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, name, dtype), strict=True)):
         line = _divide(torch.arange(start, start + extent, device=device, dtype=dtype), unit)
@@ -199,7 +199,7 @@ def _positions(
 
 
 def _first_sample(origin: Sequence[int] | None, axes: int) -> Sequence[int]:
-    """The position of the first sample, a number for each axis."""
+    """Return the position of the first sample, a number for each axis."""
     if origin is None:
         return (0,) * axes
     if len(origin) != axes:

@@ -31,7 +31,7 @@ class LatticeStatistics:
         num_points: source points.
         num_lattice_points: lattice points that hold values, a halo included.
         points_per_lattice_point: well below 1 the filter has little to average over; use a larger bandwidth.
-        missing_tap_share: share of the taps, the centre left out, that find no lattice point and read zero.
+        missing_tap_share: share of the taps, the center left out, that find no lattice point and read zero.
         num_bytes: memory of all tables.
 
     >>> import torch, permutohedral as ph

@@ -148,7 +148,7 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
 
 
 def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:
-    """The tables between a level and the next.
+    """Return the tables between a level and the next.
 
     >>> import torch
     >>> import permutohedral as ph
@@ -170,7 +170,7 @@ def _half_shares(values: Tensor, parents: Tensor) -> Tensor:
 
 
 def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, LevelTables]:
-    """The fine and the coarse lattice, and the tables between them."""
+    """Return the fine and the coarse lattice, and the tables between them."""
     tables = tables_between(pyramid, level)
     return pyramid.levels[level], pyramid.levels[level + 1], tables
 

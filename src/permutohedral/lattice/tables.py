@@ -90,7 +90,7 @@ def _grow_halo(
     renumber = torch.arange(keys.shape[0], dtype=torch.int32, device=keys.device)
     for _ in range(steps):
         limit.check_halo(keys.shape[0], ring)
-        # tap 0 is the centre, so the first rows are the lattice points that are already there
+        # tap 0 is the center, so the first rows are the lattice points that are already there
         keys, inverse, table = operators.index_keys((keys + offsets[:, None]).flatten(0, 1))
         renumber = inverse.index_select(0, renumber)
     grown = Simplices(keys, _renumber(source.vertices, renumber), source.barycentric, table, backend=backend_name(keys))

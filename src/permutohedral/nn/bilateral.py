@@ -1,4 +1,4 @@
-"""Layers over signals, pictures and volumes: position and color of the pixels are the features."""
+"""Layers over signals, images and volumes, whose features are positions and colors."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class BilateralFilter(nn.Module):
 
 
 class _BilateralConv(nn.Module):
-    """What the layers for signals, pictures and volumes share: all but the number of axes."""
+    """Learned convolution over position and guide, for any number of spatial axes."""
 
     __prepare_scriptable__ = refuse_scripting
 
@@ -223,7 +223,7 @@ class _BilateralConv(nn.Module):
 
 
 class BilateralConv1d(_BilateralConv):
-    """A learned convolution over position and value: stands where a `torch.nn.Conv1d` of stride 1 stood.
+    """Convolve signals over position and value: a drop-in replacement for a stride-1 `torch.nn.Conv1d`.
 
     The arguments are those of `BilateralConv2d`.
 
@@ -240,7 +240,7 @@ class BilateralConv1d(_BilateralConv):
 
 
 class BilateralConv2d(_BilateralConv):
-    """A learned convolution over position and color: stands where a `torch.nn.Conv2d` of stride 1 stood.
+    """Convolve images over position and color: a drop-in replacement for a stride-1 `torch.nn.Conv2d`.
 
     Args:
         in_channels: channels of the image.
@@ -272,7 +272,7 @@ class BilateralConv2d(_BilateralConv):
 
 
 class BilateralConv3d(_BilateralConv):
-    """A learned convolution over position and value: stands where a `torch.nn.Conv3d` of stride 1 stood.
+    """Convolve volumes over position and value: a drop-in replacement for a stride-1 `torch.nn.Conv3d`.
 
     The arguments are those of `BilateralConv2d`; a volume of one channel makes features of four dimensions.
 
@@ -290,7 +290,8 @@ class BilateralConv3d(_BilateralConv):
 
 
 def _in_words(sigma: float | Sequence[float] | Tensor) -> str:
-    """
+    """Return a bandwidth as in source code.
+
     >>> _in_words((1.0, 2.5))
     '(1, 2.5)'
     """

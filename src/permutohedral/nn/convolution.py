@@ -20,7 +20,7 @@ Initialization = Literal["kaiming", "gaussian"]
 
 
 class PermutohedralConv(nn.Module):
-    """Convolves values at arbitrary points of R^d, as `torch.nn.Conv2d` convolves images.
+    """Convolve values at arbitrary points of R^d, as `torch.nn.Conv2d` convolves images.
 
     Args:
         in_channels: channels of the values.
@@ -89,12 +89,12 @@ class PermutohedralConv(nn.Module):
 
     @property
     def dimension(self) -> int:
-        """d of the features."""
+        """Dimension d of the features."""
         return self.neighborhood.dimension
 
     @property
     def neighborhood_size(self) -> int:
-        """s of the filter."""
+        """Size s of the filter."""
         return self.neighborhood.size
 
     @property
@@ -166,7 +166,7 @@ class PermutohedralConv(nn.Module):
         batch: Tensor | None = None,
         target_batch: Tensor | None = None,
     ) -> Lattice:
-        """The lattice this layer convolves on, with its learned scale applied to the features."""
+        """Build the lattice of this layer, with its learned scale applied to the features."""
         if features is None:
             raise InputError("give features [points, dimension], or a lattice built from them")
         features = scale_features(features, self.dimension, self.scale)

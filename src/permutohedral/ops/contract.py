@@ -83,7 +83,7 @@ class Primitives(Protocol):
         ...
 
     def index_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Number the distinct rows of int32 `keys [rows, 1 + d]`.
+        """Assign numbers to the distinct rows of int32 `keys [rows, 1 + d]`.
 
         Returns:
             unique_keys: int32 `[lattice_points, 1 + d]`.
@@ -173,7 +173,7 @@ class Primitives(Protocol):
         ...
 
     def blur(self, lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
-        """The separable Gaussian: l <- l + (l(. + e_j) + l(. - e_j)) / 2, for the d+1 axes j one after another.
+        """Blur with the separable Gaussian: l <- l + (l(. + e_j) + l(. - e_j)) / 2, for each of d+1 axes j.
 
         Intermediate results are of the accumulation dtype, and nothing is divided by the gain.
 
@@ -203,7 +203,7 @@ class Primitives(Protocol):
         target_barycentric: Tensor,
         smallest_mass: float,
     ) -> Tensor:
-        """The normalized Gaussian: slice(blur(splat(values))) over slice(blur(splat(1))) + smallest_mass.
+        """Apply the normalized Gaussian: slice(blur(splat(values))) over slice(blur(splat(1))) + smallest_mass.
 
         It has no derivative. Numerator and denominator are divided by the gain of the blur. A target without sources
         becomes zero. `[points, channels]` to `[target points, channels]`.
@@ -219,7 +219,7 @@ class Primitives(Protocol):
         ...
 
     def sum_window(self, values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
-        """The same over the pixels of images: f is (y / sigma_y, x / sigma_x) and the channels of the guide.
+        """Apply it to the pixels of images: f is (y / sigma_y, x / sigma_x) and the channels of the guide.
 
         Values are `[items, channels, height, width]`. The guide is in standard deviations. Pixels whose positions are
         farther away than `reach` are left out.
@@ -318,7 +318,9 @@ class FilterTables(NamedTuple):
 
 
 class PairwiseTables(NamedTuple):
-    """A kernel of a mean field over `points`, which adds to the logits of the marginals Q
+    """A kernel of a mean field over `points`.
+
+    It adds to the logits of the marginals Q
 
         factor * m^-target_power * slice(blur(splat(m^-source_power * Q)) @ costs),
 
@@ -467,7 +469,7 @@ class FusedFunctions(Primitives, Protocol):
     def filter_learned_backward(
         self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, tables: FilterTables
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients with respect to values, weight and bias; at least one is needed."""
+        """Return the gradients with respect to values, weight and bias; at least one is needed."""
         ...
 
     def mean_field(
@@ -503,7 +505,7 @@ class FusedFunctions(Primitives, Protocol):
         steps: int,
         as_logits: bool,
     ) -> tuple[Tensor | None, ...]:
-        """The gradients with respect to energies, start (None without one), and one tensor of each kernel.
+        """Return the gradients with respect to energies, start (None without one), and one tensor of each kernel.
 
         That is its costs or, for a kernel without costs, its factor, `[1, 1]`. The gradient of the logits of a point
         sums to zero.
@@ -519,11 +521,11 @@ class FusedFunctions(Primitives, Protocol):
     def normalize_items_backward(
         self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, norm: ItemsNorm
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients with respect to values, weight and bias."""
+        """Return the gradients with respect to values, weight and bias."""
         ...
 
     def slice_planes(self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor | Declined:
-        """The transpose of `slice`, `[channels, points]`, for few rows of many channels and any number of corners."""
+        """Slice to `[channels, points]`, for few rows of many channels and any number of corners."""
         ...
 
 

@@ -3,7 +3,7 @@
 Symbols: d is the dimension of the features, s the size of the neighborhood. A tap is a k of
 {0..s}^{d+1} with min k = 0; it reaches the vertex at the offset sum_j k_j e_j, where e_j = (d+1) u_j - 1 and
 u_j the j-th unit vector. There are (s+1)^{d+1} - s^{d+1} taps. They are ordered lexicographically, so tap 0
-is the centre, and they are closed under negation: the opposite of k is max(k) - k.
+is the center, and they are closed under negation: the opposite of k is max(k) - k.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _BUILDERS = {
 
 
 def _build_apart(name: str, *arguments: Any) -> Tensor:
-    """What is cached must outlive what torch records or transforms, and serve where gradients are wanted."""
+    """Make tensors that outlive a graph or a transformation of torch, and serve where gradients are wanted."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
         return _BUILDERS[name](*arguments)
 
@@ -120,7 +120,7 @@ _constant_list._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _constant(name: str, dtype: torch.dtype, device: torch.device | str, *arguments: int) -> Tensor:
-    """A cached tensor; torch writes its elements into a graph instead of recording how they are made."""
+    """Return a cached tensor; torch writes its elements into a graph instead of recording how they are made."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         # a size that torch.compile takes for unknown becomes a number
         numbers = _constant_list(name, *(operator.index(each) for each in arguments))
@@ -136,7 +136,7 @@ class Neighborhood:
 
     Attributes:
         dimension: d >= 1.
-        size: s >= 0, the steps the filter reaches in every direction; 0 is the centre alone.
+        size: s >= 0, the steps the filter reaches in every direction; 0 is the center alone.
         dilation: length of a step, r >= 1: with 2 the filter reads every other vertex, and reaches twice as far.
         filter_size: number of taps, (s+1)^{d+1} - s^{d+1}.
 
@@ -160,7 +160,7 @@ class Neighborhood:
             raise NeighborhoodError(f"dimension must be a whole number of at least 1, got {self.dimension!r}")
         if not isinstance(self.size, int) or self.size < 0:
             raise NeighborhoodError(
-                "neighborhood_size must be a whole number of at least 0 (0 keeps the centre tap alone), got "
+                "neighborhood_size must be a whole number of at least 0 (0 keeps the center tap alone), got "
                 f"{self.size!r}"
             )
         if type(self.dilation) is not int or not 1 <= self.dilation <= MAX_DILATION:
@@ -176,7 +176,7 @@ class Neighborhood:
 
     @property
     def taps(self) -> Tensor:
-        """k of every tap, int64 `[filter_size, d + 1]`, lexicographic."""
+        """Coordinates k of every tap, int64 `[filter_size, d + 1]`, lexicographic."""
         return _taps(self.dimension, self.size).clone()
 
     def offsets(self, device: torch.device | str = "cpu") -> Tensor:
@@ -194,7 +194,7 @@ class Neighborhood:
         return _constant("opposite", torch.int64, device, self.dimension, self.size)
 
     def distances(self) -> Tensor:
-        """Distance of every tap from the centre in units of the features, float64 `[filter_size]`.
+        """Distance of every tap from the center in units of the features, float64 `[filter_size]`.
 
         ||k||^2 = 3/2 (sum k_i^2 - (sum k_i)^2 / (d+1)), times the dilation.
         """
@@ -224,7 +224,7 @@ def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def blur_gain(dimension: int) -> float:
-    """The value that the d+1 blur passes of a unit impulse have at its centre: a = 1 + 2^{-d}.
+    """Return the value of d+1 blur passes of a unit impulse at its center: a = 1 + 2^{-d}.
 
     The impulse either stays, or returns after a step ahead, or back, along all d+1 axes, since sum_j e_j = 0.
     """
@@ -234,10 +234,10 @@ def blur_gain(dimension: int) -> float:
 def gaussian_weight(
     dimension: int, size: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """The Gaussian of one feature unit on the taps, `[filter_size]`, 1 at the centre.
+    """Return the Gaussian of one feature unit on the taps, `[filter_size]`, 1 at the center.
 
     The response of the d+1 passes v <- v + (v(. + e_j) + v(. - e_j)) / 2 to an impulse, divided by its value at
-    the centre, in closed form. With n_i the number of k_j equal to i and a = 1 + 2^{-d}:
+    the center, in closed form. With n_i the number of k_j equal to i and a = 1 + 2^{-d}:
 
         max k = 0: 1      max k = 1: (2^{-n_1} + 2^{-n_0}) / a      max k = 2: 2^{-(n_0 + n_2)} / a      else 0
 

@@ -90,7 +90,7 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Number distinct keys, `each` of them for each row of `keys`."""
+    """Assign numbers to distinct keys, `each` of them for each row of `keys`."""
     rows, columns = keys.shape
     check_dimension(columns - 1)
     numbers = bridge.empty((rows, each), torch.int32)

@@ -168,7 +168,7 @@ def pack_digits(
 
 @triton.jit
 def draw_numbers(table, codes, slot, code, created, PTX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Number the created slots and store the numbers; return them, -1 for the other lanes."""
+    """Assign numbers to the created slots and store the numbers; return them, -1 for the other lanes."""
     made = created.to(tl.int32)
     total = tl.sum(made, axis=0)
     number = tl.full([ROWS, BLOCK], -1, tl.int32)

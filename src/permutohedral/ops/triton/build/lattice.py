@@ -189,7 +189,7 @@ def renumber_vertices_kernel(vertices, new_number, num_points, corner_stride, BL
 
 
 def renumber(insertion: Insertion, num: int) -> Insertion:
-    """Number the rows in the order of their codes, which does not depend on scheduling."""
+    """Assign numbers to the rows in the order of their codes, which does not depend on scheduling."""
     table, vertices = insertion.table, insertion.vertices
     device, d = vertices.device, insertion.dimension
     order = torch.sort(insertion.codes[:num]).indices

@@ -72,7 +72,7 @@ def count_corners_kernel(
     vertices, counts, ranks, num_points, num_rows, corner_stride,
     VERTEX_STRIDE: tl.constexpr, CORNERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the entries of every lattice point, and count them."""
+    """Assign numbers to the entries of every lattice point, and count them."""
     corner, point, inside = corner_tile(num_points, CORNERS, ROWS, BLOCK)
     vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
     rank = tl.atomic_add(counts + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
