@@ -131,11 +131,9 @@ def provenance_table(results: Sequence[Result]) -> str:
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
-    # older results note other work on the same machine
-    shared = f", next to {environment['beside']}" if "beside" in environment else ""
     if "gpu" in environment["hardware"]:
-        return f"{environment['hardware']['gpu']}{shared}"
-    return f"{name_machine(environment['hardware'])}, {environment['threads']} thread(s){shared}"
+        return f"{environment['hardware']['gpu']}"
+    return f"{name_machine(environment['hardware'])}, {environment['threads']} thread(s)"
 
 
 def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:

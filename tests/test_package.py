@@ -117,7 +117,7 @@ def test_public_names_load_no_backend() -> None:
     ours = {name for name in after if name.split(".")[0] == "permutohedral"}
     others = {name.split(".")[0] for name in after - before - ours}
     assert others <= sys.stdlib_module_names | {"torch", "numpy"}
-    assert {name.split(".")[1] for name in ours if "." in name} <= LIBRARY
+    assert {name.split(".")[1] for name in ours if "." in name} <= {*LIBRARY, "files", "models"}
     assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
     # these take longer to load than everything else together
     assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
@@ -157,14 +157,22 @@ def test_type_checkers_see_the_public_names() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname for node in imports for alias in node.names if str(node.module).startswith("permutohedral")}
-    assert seen == {*ph.__all__, "files"}
+    assert seen == {*ph.__all__, "dask"}
     assert (PACKAGE / "py.typed").is_file()
 
 
-PUBLIC = {
-    f"{prefix}{name}": getattr(module, name)
-    for prefix, module in (("", ph), ("nn.", ph.nn), ("crf.", ph.crf))
-    for name in module.__all__
+def test_there_are_few_public_names() -> None:
+    assert len(ph.__all__) <= 26
+    assert "__version__" in ph.__all__
+    undocumented = [name for name in ph.__all__ if name != "__version__" and not inspect.getdoc(getattr(ph, name))]
+    assert undocumented == []
+
+
+MODULES_WITH_EXAMPLES = ("accuracy", "backends", "crf", "features", "guided", "lattice", "levels", "nn")
+PUBLIC = {name: getattr(ph, name) for name in ph.__all__} | {
+    f"{module}.{name}": getattr(getattr(ph, module), name)
+    for module in MODULES_WITH_EXAMPLES
+    for name in getattr(ph, module).__all__
 }
 
 
@@ -175,16 +183,14 @@ def test_docstrings_have_examples(name: str) -> None:
     documentation = inspect.getdoc(value)
     assert documentation
     assert ">>>" in documentation or (inspect.isclass(value) and issubclass(value, Exception))
-    # nn/guided.py
-    if name in ("nn.BilateralSolver", "nn.BilateralUpsample2d"):
-        return
     for example in doctest.DocTestFinder().find(value, name, globs={}):
         result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
         assert result.failed == 0
 
 
 def test_dir_lists_public_names_only() -> None:
-    assert set(dir(ph)) == {*ph.__all__, "errors", "files"}
+    modules = {"__doc__", "__file__", "__name__", "__path__"}
+    assert set(dir(ph)) == {*ph.__all__, "dask", *modules}
 
 
 # modules whose name differs from their package's

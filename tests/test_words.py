@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = re.compile(
-    r"\b(told|tells?|telling|refus(e|es|ed|ing)|anew|at once|so many|beside|nobody|somebody|whoever|mend(s|ed|ing)?"
-    r"|hand(s|ed)? on|would rather|people's|of one's own|as it lies)\b",
+    r"\b(told|tells?(?!\()|telling|refus(e|es|ed|ing)|anew|at once|so many|beside|nobody|somebody|whoever"
+    r"|mend(s|ed|ing)?|hand(s|ed)? on|would rather|people's|of one's own|as it lies)\b",
     flags=re.IGNORECASE,
 )
 SUFFIXES = {".py", ".md", ".cpp", ".hpp", ".yaml", ".toml"}

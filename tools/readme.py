@@ -1,4 +1,4 @@
-"""Snippets and commands of README.md: the tests run them, and `python tools/readme.py` runs it with what is installed."""
+"""Run the snippets and commands of README.md: all in the tests, the installed ones with `python tools/readme.py`."""
 
 from __future__ import annotations
 

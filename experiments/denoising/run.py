@@ -34,7 +34,7 @@ from permutohedral.models.pretrained import build_denoiser
 
 # the grid of --first cross_validate
 SIGMA_SPACES = (1.0, 1.25, 1.5, 1.75, 2.0)
-SIGMA_RANGES = (0.175, 0.2, 0.225, 0.25, 0.3)
+SIGMA_COLORS = (0.175, 0.2, 0.225, 0.25, 0.3)
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
@@ -269,7 +269,7 @@ def cross_validate(configs: list[DenoisingConfig], options: RunOptions, log: Log
     first = configs[0]
     images = load(first, "val", first.test_images, options)
     scores: dict[tuple[float, float], float] = {}
-    for scale in ((space, color) for space in SIGMA_SPACES for color in SIGMA_RANGES):
+    for scale in ((space, color) for space in SIGMA_SPACES for color in SIGMA_COLORS):
         found = evaluate(PermutohedralDenoiser(*scale).to(options.device), images, first, options.device)
         scores[scale] = sum(found.values()) / len(found)
         log(f"sigma_space {scale[0]:g} pixels, sigma_color {scale[1]:g}: {scores[scale]:.3f} dB")

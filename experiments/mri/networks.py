@@ -262,7 +262,8 @@ def lattice_apodization(size: int, scale: float) -> Tensor:
         size: of the image.
         scale: cycles over the image per lattice step.
 
-    >>> bool(torch.isclose(lattice_apodization(8, 1.0)[4, 4], ph.lattice.gaussian_weight(2, 2).sum().float() * 0.75**0.5))
+    >>> expected = ph.lattice.gaussian_weight(2, 2).sum().float() * 0.75**0.5
+    >>> bool(torch.isclose(lattice_apodization(8, 1.0)[4, 4], expected))
     True
     """
     offsets, axes = tap_positions(ph.lattice.Neighborhood(2, 2)), step_positions(2)

@@ -64,7 +64,7 @@ def test_cross_validation_chooses_the_scale_of_lattice_rows(options: RunOptions)
     chosen = EXPERIMENTS["denoising"].actions["cross_validate"]([lattice, spatial], options, lines.append)
     assert chosen[0].options["sigma_space"] in denoising.SIGMA_SPACES
     assert chosen[1] == spatial
-    assert len(lines) == len(denoising.SIGMA_SPACES) * len(denoising.SIGMA_RANGES)
+    assert len(lines) == len(denoising.SIGMA_SPACES) * len(denoising.SIGMA_COLORS)
     assert (options.output / "scales.json").is_file()
 
 

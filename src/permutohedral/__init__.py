@@ -92,7 +92,8 @@ _MODULES = {
     "models": "models",
     "nn": "nn",
 }
-__all__ = ["__version__", *_FUNCTIONS, *_MODULES]  # noqa: PLE0604
+# `import *` must work without Dask
+__all__ = ["__version__", *_FUNCTIONS, *(name for name in _MODULES if name != "dask")]  # noqa: PLE0604
 
 if not TYPE_CHECKING:
 
@@ -109,4 +110,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__"])
+    return sorted([*__all__, "dask", "__doc__", "__file__", "__name__", "__path__"])

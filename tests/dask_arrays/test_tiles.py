@@ -151,7 +151,7 @@ def test_rejects_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.bilateral_filter(color, sigma_space=2.0, sigma_color=0.1, axes="CYXC")
     with pytest.raises(InputError, match="the same space"):
         phd.bilateral_filter(color, da.zeros((40, 41, 3), chunks=20), sigma_space=2.0, sigma_color=0.1, axes="YXC")
-    with pytest.raises(InputError, match="'separable', 'dense' or 'exact'"):
+    with pytest.raises(InputError, match="'lattice', 'dense' or 'exact'"):
         phd.bilateral_filter(color, sigma_space=2.0, sigma_color=0.1, axes="YXC", method="auto")
     with pytest.raises(InputError, match="no lattice, and so no halo"):
         phd.bilateral_filter(color, sigma_space=2.0, sigma_color=0.1, axes="YXC", method="exact", halo=1)

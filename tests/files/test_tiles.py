@@ -31,7 +31,7 @@ def peak():
 
 ph.bilateral_filter(torch.rand(3, 9, 9), 1.0, 1.0)
 before = peak()
-ph.files.filter_image(*sys.argv[1:3], sigma_space=4.0, sigma_color=0.1, method="separable", tile=int(sys.argv[3]))
+ph.files.filter_image(*sys.argv[1:3], sigma_space=4.0, sigma_color=0.1, method="lattice", tile=int(sys.argv[3]))
 print(peak() - before)
 """
 PHOTOGRAPH = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255

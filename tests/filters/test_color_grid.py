@@ -54,7 +54,7 @@ def test_sums_are_close_to_the_definition(
     height: int, width: int, channels: int, items: int, dtype: torch.dtype
 ) -> None:
     guide = picture(height, width, channels, items).to(dtype)
-    # more channels than are summed at once; numbers as those of a picture
+    # more channels than one pass sums; numbers as those of a picture
     values = 0.5 + picture(height, width, 5, items).to(dtype) / 8
     sums = sum_color_grid(values, guide, SIGMA, axes_of(guide))
     assert sums.dtype == dtype

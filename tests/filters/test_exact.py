@@ -324,7 +324,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (
             lambda: ph.gaussian_filter(values, features, None, normalization="density", method="exact"),
             InputError,
-            "method='separable'",
+            "method='lattice'",
         ),
         (lambda: ph.gaussian_filter(values[:3], features, method="exact"), InputError, r"must be \[..., 5, channels"),
         (lambda: ph.gaussian_filter(values.double(), features, method="exact"), InputError, "convert one"),

@@ -102,7 +102,7 @@ def test_what_has_no_weight_never_spreads(nothing: float, return_mass: Any) -> N
     for clean, actual in zip(*results, strict=True):
         assert torch.isfinite(actual).all()
         assert_close(actual[mask], clean[mask])
-    # neither the value nor its weight has a derivative where nobody knows the value
+    # unknown values and their weights have no derivatives
     assert (results[1][1][~mask] == 0).all()
     assert (results[1][3][~mask] == 0).all()
     numerator, mass = expected(known, features, mask.double())

@@ -14,7 +14,7 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.guided.maps import FEATURE_SHIFT
 
-HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_RANGE = 6, 8, 2.3, 0.37
+HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_COLOR = 6, 8, 2.3, 0.37
 EXACT: dict[str, Any] = {"iterations": 400, "tolerance": 1e-13}
 
 
@@ -25,7 +25,7 @@ def picture(channels: int, seed: int = 0, height: int = HEIGHT, width: int = WID
 def features_of(guide: Tensor) -> oracle.Array:
     channels, height, width = guide.shape
     y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
-    colors = to_numpy(guide).reshape(channels, -1).T / SIGMA_RANGE
+    colors = to_numpy(guide).reshape(channels, -1).T / SIGMA_COLOR
     return FEATURE_SHIFT + np.concatenate([np.stack([y, x], axis=2).reshape(-1, 2) / SIGMA_SPACE, colors], axis=1)
 
 
@@ -67,7 +67,7 @@ def test_pixels_are_the_solution_of_the_dense_equations() -> None:
         sample_weight=sample_weight,
         smoothness=0.7,
         sigma_space=SIGMA_SPACE,
-        sigma_color=SIGMA_RANGE,
+        sigma_color=SIGMA_COLOR,
         **EXACT,
     )
     assert_close(found, expected)
@@ -90,7 +90,7 @@ def test_cells_are_the_solution_of_the_dense_equations(size: tuple[int, int]) ->
             sample_weight=None,
             smoothness=0.7,
             sigma_space=SIGMA_SPACE,
-            sigma_color=SIGMA_RANGE,
+            sigma_color=SIGMA_COLOR,
             **options,
         ),
         expected,
@@ -119,7 +119,7 @@ def test_gradients() -> None:
             sample_weight=sample_weight,
             smoothness=smoothness,
             sigma_space=1.7,
-            sigma_color=SIGMA_RANGE,
+            sigma_color=SIGMA_COLOR,
             **EXACT,
         )
         return found
@@ -132,7 +132,7 @@ def test_gradients() -> None:
             sample_weight=None,
             smoothness=smoothness,
             sigma_space=1.7,
-            sigma_color=SIGMA_RANGE,
+            sigma_color=SIGMA_COLOR,
             **options,
         )
         return found
@@ -157,8 +157,8 @@ def test_preserves_constants() -> None:
 def test_start_at_the_solution_converges_faster() -> None:
     solver, target = ph.guided.BilateralSolver(picture(3), 2.0, 0.5), picture(2, 1, 3, 4)
     solved = solver(target, observe="cells", **EXACT)
-    again = solver(target, observe="cells", iterations=3, start=solved)
-    assert (again - solved).abs().max() < (solver(target, observe="cells", iterations=3) - solved).abs().max()
+    again = solver(target, observe="cells", num_iterations=3, start=solved)
+    assert (again - solved).abs().max() < (solver(target, observe="cells", num_iterations=3) - solved).abs().max()
 
 
 def test_batch_equals_its_items() -> None:
@@ -278,7 +278,7 @@ def test_gradient_where_no_data_reach_is_that_of_finite_differences() -> None:
             sample_weight=sample_weight,
             smoothness=0.6,
             sigma_space=1.7,
-            sigma_color=SIGMA_RANGE,
+            sigma_color=SIGMA_COLOR,
             **EXACT,
         )
         return found
@@ -335,7 +335,7 @@ def test_float64_targets_keep_their_digits_along_a_float32_guide() -> None:
         expected - 4e6,
         torch.float32,
     )
-    reused = ph.guided.BilateralSolver(guide, sigma_color=0.1)(target, tolerance=1e-10, iterations=100)
+    reused = ph.guided.BilateralSolver(guide, sigma_color=0.1)(target, tolerance=1e-10, num_iterations=100)
     assert_close(reused - 4e6, expected - 4e6, torch.float32)
 
 
@@ -345,7 +345,7 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
     target[0, 1:] = torch.nan
     options: dict[str, Any] = {"observe": observe, **EXACT}
     found = ph.bilateral_solver(
-        target, guide, sample_weight=None, smoothness=0.7, sigma_space=SIGMA_SPACE, sigma_color=SIGMA_RANGE, **options
+        target, guide, sample_weight=None, smoothness=0.7, sigma_space=SIGMA_SPACE, sigma_color=SIGMA_COLOR, **options
     )
     for channel in range(2):
         alone = ph.bilateral_solver(
@@ -354,7 +354,7 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
             sample_weight=None,
             smoothness=0.7,
             sigma_space=SIGMA_SPACE,
-            sigma_color=SIGMA_RANGE,
+            sigma_color=SIGMA_COLOR,
             **options,
         )
         assert_close(found[channel, None], alone)
@@ -370,10 +370,10 @@ def test_rejects_a_confidence_of_one_row() -> None:
 def test_only_the_ratio_of_confidence_and_smoothness_matters(unit: float, observe: Any) -> None:
     guide, target = picture(1).float(), picture(1, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4))).float()
     sample_weight = picture(1, 2, *target.shape[1:])[0].float() + 0.5
-    solver = ph.guided.BilateralSolver(guide, SIGMA_SPACE, SIGMA_RANGE)
-    expected = solver(target, sample_weight, 0.3, observe=observe)
-    assert_close(solver(target, unit * sample_weight, 0.3 * unit, observe=observe), expected)
+    solver = ph.guided.BilateralSolver(guide, SIGMA_SPACE, SIGMA_COLOR)
+    expected = solver(target, sample_weight, smoothness=0.3, observe=observe)
+    assert_close(solver(target, unit * sample_weight, smoothness=0.3 * unit, observe=observe), expected)
     # data of no weight compared with the smoothness have no influence but their mean
-    smooth = solver(target, sample_weight, 1e5, observe=observe, tolerance=0.0)
+    smooth = solver(target, sample_weight, smoothness=1e5, observe=observe, tolerance=0.0)
     found = solver(target, 1e-25 * sample_weight, observe=observe, tolerance=0.0)
     assert float((found - smooth).abs().max()) < 0.01

@@ -174,7 +174,7 @@ def test_image_filter_rejects_invalid_arguments() -> None:
 
 
 def test_a_gaussian_of_a_picture_keeps_its_planes() -> None:
-    """The result lies in memory as the picture does, so that it needs no copy; as do several channels at once."""
+    """The result has the memory format of the picture, so that no copy is needed; several channels, too."""
     for channels in (1, 3, 70):
         image = torch.rand(channels, 5, 4)
         features = ph.features.bilateral(image[:1], sigma_space=2.0, sigma_color=0.5)

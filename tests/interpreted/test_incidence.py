@@ -86,7 +86,7 @@ def test_a_filter_of_gathered_points(
 
 
 def test_a_lattice_lists_its_points_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all layers on it, but anew where the order counts; a bounded one, which may change, every time."""
+    """For all layers on it; rebuilt if the order of sums matters, and on every use if it is bounded."""
     calls, listed = [], incidence.list_corners
 
     def count(*arguments: object) -> object:

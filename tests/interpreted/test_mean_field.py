@@ -57,7 +57,7 @@ def test_energies_of_16_bits_and_without_end() -> None:
     assert found.dtype == torch.float32
     assert bool(found.isfinite().all())
     assert_close(found[:, :, 1:], torch.softmax(-energies.double(), dim=1)[:, :, 1:])
-    # all labels of a point are alike then; and NaN, which nobody looks for on a GPU, is not taken for a number
+    # all labels of a point are alike then; and NaN, which is not checked on a GPU, is not taken for a number
     assert_close(found[0, :, 0], torch.full((3,), 1 / 3))
     energies[0, 1, 2] = torch.nan
     found = run_field(energies, None, tables[:2], 0)

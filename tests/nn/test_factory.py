@@ -38,6 +38,14 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
         lambda **options: ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.5, **options),
         lambda _: (IMAGE,),
     ),
+    "BilateralSolver": (
+        lambda **options: ph.nn.BilateralSolver(sigma_space=2.0, sigma_color=0.5, learn_sigma=True, **options),
+        lambda _: (IMAGE, 1 - IMAGE),
+    ),
+    "BilateralUpsample2d": (
+        lambda **options: ph.nn.BilateralUpsample2d(1, 1, sigma_color=0.5, **options),
+        lambda _: (IMAGE[:, ::2, ::2], IMAGE),
+    ),
     "DenseCRF": (
         lambda **options: ph.nn.DenseCRF(2, compatibility="matrix", **options),
         lambda _: (torch.cat([IMAGE, 1 - IMAGE]), IMAGE),
@@ -58,7 +66,7 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
         lambda **options: ph.nn.LatticeGroupNorm(1, 2, **options),
         lambda pyramid: (on_level(pyramid, 0), pyramid.levels[0]),
     ),
-    "Coarsen": (
+    "LatticeConvDown": (
         lambda **options: ph.nn.LatticeConvDown(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 0), pyramid, 0),
     ),
@@ -66,7 +74,7 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
         lambda **options: ph.nn.LatticeLinearDown(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 0), pyramid, 0),
     ),
-    "Refine": (
+    "LatticeConvUp": (
         lambda **options: ph.nn.LatticeConvUp(2, 3, 2, **options),
         lambda pyramid: (on_level(pyramid, 1), pyramid, 0),
     ),

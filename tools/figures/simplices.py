@@ -44,7 +44,7 @@ def draw_simplices(image: Tensor, sigma_space: float, sigma_color: float) -> Fig
     note.text(
         0.0, 0.95,
         f"{width} pixels\n{lattice.num_lattice_points} lattice points\n"
-        f"sigma_space = {sigma_space:g} pixels\nsigma_range = {sigma_color:g}",
+        f"sigma_space = {sigma_space:g} pixels\nsigma_color = {sigma_color:g}",
         fontsize=10, va="top", color=INK, transform=note.transAxes,
     )  # fmt: skip
     return figure

@@ -103,7 +103,8 @@ class MethodChoice:
         axes: of the color grid.
         guide: of the color grid, contiguous.
 
-    >>> print(MethodChoice("exact", "few points"))
+    >>> import permutohedral as ph
+    >>> print(ph.accuracy.MethodChoice("exact", "few points"))
     exact: few points
     """
 

@@ -1,0 +1,109 @@
+"""Images as users have them: NumPy arrays, uint8, and channels last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from support import DEVICE
+
+import permutohedral as ph
+
+PHOTO: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (14, 18, 3), dtype=np.uint8)
+GUIDE: NDArray[np.uint8] = np.random.default_rng(1).integers(0, 256, (14, 18, 1), dtype=np.uint8)
+SIGMAS: dict[str, Any] = {"sigma_space": 3.0, "sigma_color": 0.3}
+
+
+def to_bytes(image: torch.Tensor) -> torch.Tensor:
+    return (255 * image).round().clamp(0, 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize("method", ["lattice", "exact"])
+@pytest.mark.parametrize("guided", [False, True])
+def test_uint8_photo_equals_the_floating_tensor(guided: bool, method: Any) -> None:
+    photo, guide = (torch.from_numpy(each).movedim(-1, 0) for each in (PHOTO, GUIDE))
+    wide = ph.bilateral_filter(photo / 255, guide / 255 if guided else None, method=method, **SIGMAS)
+    expected = to_bytes(wide).movedim(0, -1).numpy()
+    found = ph.bilateral_filter(PHOTO, GUIDE if guided else None, method=method, channels_last=True, **SIGMAS)
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, expected)
+    assert (found != PHOTO).any()
+
+
+def test_uint8_tensors_keep_dtype_and_device() -> None:
+    photo = torch.from_numpy(PHOTO).movedim(-1, 0).to(DEVICE)
+    found = ph.bilateral_filter(photo, **SIGMAS)
+    assert found.device == photo.device
+    assert torch.equal(found, to_bytes(ph.bilateral_filter(photo / 255, **SIGMAS)))
+    last = ph.bilateral_filter(photo.movedim(0, -1), channels_last=True, **SIGMAS)
+    assert torch.equal(last.movedim(-1, 0), found)
+
+
+def test_channels_last_of_tensors_keeps_gradients() -> None:
+    image = torch.rand(2, 9, 11, 3, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    first = image.movedim(-1, 1)
+    found = ph.bilateral_filter(image, channels_last=True, **SIGMAS)
+    expected = ph.bilateral_filter(first, **SIGMAS).movedim(1, -1)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    gradients = [torch.autograd.grad((each * weight).sum(), image)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_volumes_with_channels_last() -> None:
+    volume = np.random.default_rng(2).random((5, 6, 7, 2))
+    found = ph.bilateral_filter(volume, channels_last=True, spatial_dims=3, **SIGMAS)
+    first = torch.from_numpy(volume).movedim(-1, 0)
+    expected = ph.bilateral_filter(first, spatial_dims=3, **SIGMAS).movedim(0, -1)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_weights_and_mass_are_arrays() -> None:
+    image, weight = PHOTO[..., 0].astype(np.float32)[None] / 255, np.ones(PHOTO.shape[:2], np.float32)
+    weight[3:6, 4:9] = 0
+    found = ph.bilateral_filter(image, sample_weight=weight, return_mass=True, **SIGMAS)
+    tensors = torch.from_numpy(image), torch.from_numpy(weight)
+    expected = ph.bilateral_filter(tensors[0], sample_weight=tensors[1], return_mass=True, **SIGMAS)
+    for array, tensor in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(array, tensor.numpy())
+
+
+@pytest.mark.parametrize("change", ["reversed", "read-only", "big-endian"])
+def test_arrays_of_any_memory_layout(change: str) -> None:
+    image = np.random.default_rng(3).random((1, 8, 9)).astype(np.float32)
+    given = image
+    if change == "reversed":
+        given = np.ascontiguousarray(image[:, ::-1])[:, ::-1]
+    elif change == "read-only":
+        given = image.copy()
+        given.flags.writeable = False
+    else:
+        given = image.astype(">f4")
+    np.testing.assert_array_equal(ph.bilateral_filter(given, **SIGMAS), ph.bilateral_filter(image, **SIGMAS))
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "pillow": (Image.fromarray(PHOTO), {}, r"image must be.*got Image.*numpy\.asarray\(image\).*channels_last=True"),
+    "path": (Path("photo.png"), {}, r"image must be a torch\.Tensor or a NumPy array, got \w*Path"),
+    "text": ("photo.png", {}, "got str"),
+    "list": ([[0.0]], {}, "got list"),
+    "no channels": (PHOTO[..., 0], {"channels_last": True}, r"image has no axis of channels.*image\[\.\.\., None\]"),
+    "integers": (PHOTO.astype(np.int32), {"channels_last": True}, "float"),
+    "unsupported dtype": (PHOTO.astype(np.longdouble), {"channels_last": True}, "float32"),
+    "mask": (np.ma.masked_less(PHOTO / 255, 0.5), {"channels_last": True}, r"\.filled\(numpy\.nan\)"),
+    "guide": (PHOTO, {"channels_last": True, "guide": Image.fromarray(PHOTO)}, "guide must be.*got Image"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rejects_other_images_with_advice(name: str) -> None:
+    image, options, message = BAD[name]
+    with pytest.raises(ph.errors.InputError, match=message):
+        ph.bilateral_filter(image, **options, **SIGMAS)
