@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.models.lattice_unet import ResidualBlock, mean_and_density
-from permutohedral.models.point_segmentation import UNetSegmenter
+from permutohedral.models.point_segmentation import PointSegmenter
 
 # distances that are sorted together
 _CHUNK = 1 << 26
@@ -199,7 +199,7 @@ def nearest(queries: _Level, points: _Level, number: int) -> Tensor:
 def build_network(model: SegmentationModel, in_channels: int, classes: int, options: Mapping[str, Any]) -> nn.Module:
     """Build an untrained network by name."""
     networks: dict[str, type[nn.Module]] = {
-        "unet": UNetSegmenter,
+        "unet": PointSegmenter,
         "flat": FlatSegmenter,
         "pointwise": PointwiseSegmenter,
         "pointnet": PointNetSegmenter,

@@ -10,7 +10,7 @@ from experiments.data.bsds500 import add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.models import image_denoiser
 from permutohedral.models.deep_denoising import DeepDenoiser
-from permutohedral.models.image_denoiser import ImageDenoiser
+from permutohedral.models.image_denoiser import Denoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.models.pretrained import shipped_models
 
@@ -83,7 +83,7 @@ def test_change_is_limited_to_the_noise(noise: float) -> None:
     """Also of a picture in which a model sees more than that to remove."""
     clean = 0.5 + 0.2 * torch.randn(3, 60, 70)
     for tile in (None, 40):
-        denoised = ImageDenoiser("pcnn_cnn", tile)(clean, noise / 255)
+        denoised = Denoiser("pcnn_cnn", tile)(clean, noise / 255)
         assert error(denoised, clean) <= noise * (1 + 1e-5)
         assert error(denoised, clean) > 0.5 * noise
 
@@ -94,29 +94,29 @@ def test_removes_noise_of_any_level(model: str, noise: float) -> None:
     clean = flat_regions()
     if model.startswith("deep") and noise < 12.5:
         with pytest.raises(InputError, match=r"at least 12\.5"):
-            ImageDenoiser(model)(noisy(clean, noise), noise / 255)
+            Denoiser(model)(noisy(clean, noise), noise / 255)
         return
-    assert error(ImageDenoiser(model)(noisy(clean, noise), noise / 255), clean) < 0.8 * noise
+    assert error(Denoiser(model)(noisy(clean, noise), noise / 255), clean) < 0.8 * noise
 
 
 def test_color_is_better_than_separate_channels() -> None:
     clean = flat_regions(3)
     before = noisy(clean, 25.0)
-    denoiser = ImageDenoiser("pcnn_cnn")
+    denoiser = Denoiser("pcnn_cnn")
     together = denoiser(before, 25 / 255)
     apart = torch.cat([denoiser(channel[None], 25 / 255) for channel in before])
     assert error(together, clean) < error(apart, clean) < 15
 
 
 def test_chooses_the_model_by_noise_and_channels() -> None:
-    denoiser = ImageDenoiser()
+    denoiser = Denoiser()
     assert [denoiser.choose(1, noise / 255) for noise in (12.0, 13.0)] == ["pcnn_cnn", "deep_small"]
     assert [denoiser.choose(3, noise / 255) for noise in (21.0, 22.0)] == ["pcnn_cnn", "deep_small"]
 
 
 def test_tiles_leave_no_seams() -> None:
     picture = noisy(flat_regions(3), 25.0)
-    small, large = (ImageDenoiser("pcnn_cnn", tile) for tile in (32, 1000))
+    small, large = (Denoiser("pcnn_cnn", tile) for tile in (32, 1000))
     assert_close(small(picture, 25 / 255), large(picture, 25 / 255))
 
 
@@ -125,7 +125,7 @@ def test_tiles_of_the_shipped_network_differ_by_less_than_a_level() -> None:
     torch.manual_seed(0)
     clean = torch.rand(1, 20, 26).repeat_interleave(12, 1).repeat_interleave(12, 2)
     picture = clean + 25 / 255 * torch.randn(clean.shape)
-    whole, tiles = (ImageDenoiser("deep_small", tile)(picture, 25 / 255) for tile in (1000, 100))
+    whole, tiles = (Denoiser("deep_small", tile)(picture, 25 / 255) for tile in (1000, 100))
     assert float((whole - tiles).abs().max()) < 0.5 / 255
 
 
@@ -139,28 +139,28 @@ def test_tiles_of_a_deep_denoiser_leave_no_seams(grids: int, monkeypatch: pytest
             torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
     monkeypatch.setattr(image_denoiser, "load_pretrained", lambda name, noise: (model, 25.0))
     picture = torch.rand(1, 2 * model.reach + 70, 61)
-    assert_close(ImageDenoiser(tile=30)(picture, 25 / 255), ImageDenoiser(tile=1000)(picture, 25 / 255))
+    assert_close(Denoiser(tile=30)(picture, 25 / 255), Denoiser(tile=1000)(picture, 25 / 255))
 
 
 def test_reports_progress() -> None:
     shares: list[float] = []
-    ImageDenoiser(tile=60)(flat_regions(), 0.1, shares.append)
+    Denoiser(tile=60)(flat_regions(), 0.1, shares.append)
     assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_keeps_an_image_without_noise() -> None:
     clean = flat_regions(3)
-    assert torch.equal(ImageDenoiser()(clean), clean)
+    assert torch.equal(Denoiser()(clean), clean)
 
 
 def test_rejects_wrong_arguments() -> None:
     with pytest.raises(InputError, match="1 or 3"):
-        ImageDenoiser()(torch.rand(2, 8, 8), 0.1)
+        Denoiser()(torch.rand(2, 8, 8), 0.1)
     with pytest.raises(InputError, match="at least 0"):
-        ImageDenoiser()(torch.rand(1, 8, 8), float("nan"))
+        Denoiser()(torch.rand(1, 8, 8), float("nan"))
     with pytest.raises(InputError, match="too few to estimate"):
-        ImageDenoiser()(torch.rand(1, 2, 8))
+        Denoiser()(torch.rand(1, 2, 8))
     with pytest.raises(InputError, match="model must be one of"):
-        ImageDenoiser("best")
+        Denoiser("best")
     with pytest.raises(InputError, match="tile"):
-        ImageDenoiser(tile=0)
+        Denoiser(tile=0)

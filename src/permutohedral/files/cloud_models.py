@@ -13,7 +13,7 @@ from permutohedral.errors import DataError, InputError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.cloud_scenes import VALUE_CHANNELS, Above
 from permutohedral.files.settings import reading
-from permutohedral.models.point_segmentation import UNetSegmenter
+from permutohedral.models.point_segmentation import PointSegmenter, shipped_segmenter
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Description:
     """Options and classes of the weights in a file.
 
     Attributes:
-        options: further arguments of `UNetSegmenter`.
+        options: further arguments of `PointSegmenter`.
         classes: in the order of the network's scores.
         above: reference of the heights that the network reads; see `make_scene`.
     """
@@ -52,7 +52,7 @@ class Description:
 
     def build(self) -> nn.Module:
         """Build the network with random weights."""
-        return UNetSegmenter(VALUE_CHANNELS, len(self.classes), **self.options)
+        return PointSegmenter(VALUE_CHANNELS, len(self.classes), **self.options)
 
 
 def save_segmenter(network: nn.Module, description: Description, path: Path) -> None:
@@ -79,20 +79,11 @@ def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
     """
     from safetensors import safe_open
 
-    path = _shipped_model() if path is None else path
+    path = shipped_segmenter() if path is None else path
     with reading(f"the model {path}"):
         with safe_open(path, "pt") as file:
             content = json.loads((file.metadata() or {}).get("points", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
         if content is None:
             raise DataError(f"{path} is not a point-cloud model; create one with `permutohedral cloud train`")
         classes = tuple(PointClass(each["name"], tuple(each["numbers"])) for each in content["classes"])
-        description = Description(content["options"], classes, content["above"])
-        network = description.build()
-        network.load_state_dict(tensors)
-    return network.eval(), description
-
-
-def _shipped_model() -> Path:
-    """Return the weights of the package: ground, vegetation and building in airborne laser scans."""
-    return Path(__file__).resolve().parents[1] / "models" / "weights" / "lidar.safetensors"
+        return PointSegmenter.from_pretrained(path), Description(content["options"], classes, content["above"])

@@ -28,7 +28,7 @@ from permutohedral.files.formats.image import check_output, read_image, write_im
 from permutohedral.files.image_tiles import filter_in_tiles
 from permutohedral.files.settings import Progress
 from permutohedral.files.transparency import fill_hidden, filter_by_alpha, hide_colors
-from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser
+from permutohedral.models.image_denoiser import NO_NOISE, Denoiser
 from permutohedral.models.noise_level import estimate_noise
 
 # relative error that results in a warning
@@ -202,7 +202,7 @@ def denoise_image(
         InputError: a file cannot be read, or the format of the output cannot hold the image.
         StorageError: an output cannot be written.
     """
-    denoiser = ImageDenoiser(model)
+    denoiser = Denoiser(model)
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> DenoisedImage:
         image = read_image(source)

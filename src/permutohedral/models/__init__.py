@@ -1,1 +1,7 @@
-"""Networks: those of the paper, and ours."""
+"""Networks, with trained weights where `from_pretrained` loads them."""
+
+from permutohedral.models.image_denoiser import Denoiser
+from permutohedral.models.lattice_unet import LatticeUNet
+from permutohedral.models.point_segmentation import PointSegmenter
+
+__all__ = ["Denoiser", "LatticeUNet", "PointSegmenter"]

@@ -27,7 +27,7 @@ _MAX_MARGIN = 64
 
 
 @dataclass(frozen=True)
-class ImageDenoiser:
+class Denoiser:
     """Denoise images with a shipped model.
 
     The image is scaled so that its noise has the strength that the model was trained for. Color is denoised in
@@ -40,13 +40,20 @@ class ImageDenoiser:
         tile: height and width of a tile; default 384.
         device: torch device.
 
-    >>> ImageDenoiser()(torch.rand(3, 40, 50), sigma=25 / 255).shape
+    >>> import torch, permutohedral as ph
+    >>> denoise = ph.models.Denoiser.from_pretrained()
+    >>> denoise(torch.rand(3, 40, 50), sigma=25 / 255).shape
     torch.Size([3, 40, 50])
     """
 
     model: str = DEFAULT_MODEL
     tile: int | None = None
     device: str = "cpu"
+
+    @classmethod
+    def from_pretrained(cls, model: str = DEFAULT_MODEL, *, tile: int | None = None, device: str = "cpu") -> Denoiser:
+        """Return a denoiser with shipped weights; they are loaded with the first image, whose noise decides."""
+        return cls(model, tile, device)
 
     def __post_init__(self) -> None:
         if self.tile is not None and self.tile < 1:

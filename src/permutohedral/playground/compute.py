@@ -21,7 +21,7 @@ from permutohedral.files.formats.image import ImageData, read_image, write_image
 from permutohedral.files.formats.maps import read_map
 from permutohedral.files.segmentation import follow_edges
 from permutohedral.files.settings import SegmentationSettings
-from permutohedral.models.image_denoiser import ImageDenoiser
+from permutohedral.models.image_denoiser import Denoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.playground.jobs import Job
 from permutohedral.playground.photos import Layer, Photo, blend_with_white, encode_png, make_layer, user_name
@@ -130,7 +130,7 @@ def preview_denoised(noisy: ImageData, options: dict[str, Any]) -> Layer:
     middle = (slice(None), slice(top, top + _MIDDLE), slice(left, left + _MIDDLE))
     level = estimate_noise(noisy.pixels) if options["sigma"] is None else options["sigma"] / 255
     model = "pcnn_cnn" if options["model"] in ("auto", "deep_small") else options["model"]
-    clean = ImageDenoiser(model)(noisy.pixels[middle], options["strength"] * level)
+    clean = Denoiser(model)(noisy.pixels[middle], options["strength"] * level)
     return make_layer(clean, None if noisy.alpha is None else noisy.alpha[middle], 1, (left, top))
 
 
