@@ -1,12 +1,24 @@
-"""Every error this package raises on purpose.
+"""Errors of this package.
 
-All of them are `PermutohedralError`s; each also inherits from the built-in exception a caller
-would expect, so `except ValueError` keeps working. Each names the section of the documentation that explains it.
+All inherit from `PermutohedralError`, and from the built-in exception that fits, so `except ValueError` works. Each
+message links to the section of the documentation that explains it.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+__all__ = [
+    "AccuracyWarning",
+    "BackendUnavailable",
+    "DataError",
+    "FeatureRangeError",
+    "InputError",
+    "MemoryLimitError",
+    "NeighborhoodError",
+    "PermutohedralError",
+    "StorageError",
+]
 
 # pyproject.toml has the same address
 DOCUMENTATION = "https://permutohedral.readthedocs.io/"
@@ -28,7 +40,7 @@ class PermutohedralError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong and what would work, without the section that explains it."""
+        """Message without the link."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -37,7 +49,7 @@ class PermutohedralError(Exception):
 
 
 class InputError(PermutohedralError, ValueError):
-    """A value, shape, dtype or device does not fit; the message says what would."""
+    """A value, shape, dtype or device does not fit; the message says what to pass."""
 
     section = "input"
 
@@ -56,7 +68,7 @@ class NeighborhoodError(InputError):
 
 # in this order, since MemoryError makes its instances in its own way, which Dask calls where it sends errors
 class MemoryLimitError(MemoryError, PermutohedralError):
-    """A request that would need more memory than the stated limit; nothing was allocated."""
+    """A request needs more memory than the limit; nothing was allocated."""
 
     section = "memory"
 
@@ -74,16 +86,10 @@ class DataError(PermutohedralError, OSError):
 
 
 class StorageError(PermutohedralError, OSError):
-    """A result or checkpoint cannot be written, or read again; what was there before is untouched."""
+    """A result or checkpoint cannot be written or read; existing files are untouched."""
 
     section = "storage"
 
 
-class TrainingError(PermutohedralError, RuntimeError):
-    """A training cannot go on, because one of its processes ended; the last checkpoint is still there."""
-
-    section = "training"
-
-
 class AccuracyWarning(UserWarning):
-    """An approximation is farther from the exact result than was asked for."""
+    """An approximation is farther from the exact result than requested."""

@@ -25,7 +25,7 @@ KERNEL_NORMALIZATIONS: tuple[KernelNormalization, ...] = ("symmetric", "before",
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A Gaussian over features, and the cost of two labels at points that it joins.
+    """Pairwise kernel: a Gaussian over features, and the cost of different labels at similar points.
 
     Two points i and j with labels a and b cost k_ij mu_ab, with `k_ij = exp(-|f_i - f_j|^2 / 2)`, normalized.
 

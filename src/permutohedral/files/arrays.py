@@ -44,7 +44,7 @@ from permutohedral.files.tiling import (
 
 @dataclass(frozen=True)
 class FilteredArray:
-    """What `filter_array` did.
+    """Result of `filter_array`.
 
     Attributes:
         shape: extents of the array.

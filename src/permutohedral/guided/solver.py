@@ -107,7 +107,7 @@ def _list_neighbors(axis_neighbors: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
 
 class BilateralSolver:
-    """Bilateral solver for one guide and any number of targets; it holds the lattice.
+    """Bilateral solver for one guide and any number of targets, on a lattice that is built once.
 
     The result x interpolates the lattice values y that minimize
     sum_k c_k (x_k - t_k)^2 + smoothness * sum_ij W_ij (y_i - y_j)^2 / 2, where W joins neighboring lattice points. It

@@ -39,7 +39,7 @@ _FEWEST_CHANNELS = 8
 
 
 class Upsampler:
-    """Upsampling along the edges of one guide, for any number of maps of one size; it holds the lattice.
+    """Upsampling along one guide for any number of maps of one size, on a lattice that is built once.
 
     Args:
         guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with one guide per item.

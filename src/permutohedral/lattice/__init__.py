@@ -1,4 +1,4 @@
-"""Lattices: build them, measure them, forecast their memory; features and pyramids are modules of their own."""
+"""Lattices: build them, measure them, forecast their memory. See also `ph.features` and `ph.levels`."""
 
 from permutohedral.lattice.bounded import build_bounded_lattice
 from permutohedral.lattice.geometry import reach

@@ -14,7 +14,7 @@ from permutohedral.ops.tensors import check_count
 
 
 def reach(axis: int, neighborhood_size: int = 2, halo: int = 0) -> float:
-    """Return how far a filter reaches along one feature; points beyond do not change its result at all.
+    """Return the support of a filter along one feature; points beyond it do not change the result.
 
     In steps e_i between lattice points, the corners of a simplex lie within one step of each other along every e_i,
     a tap of size s within s, and `halo` adds its own. Along the feature j = axis + 1 a step in some of the e_i spans at

@@ -49,7 +49,7 @@ class LatticeStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """The lattice under source and target points, ready to splat, convolve and slice.
+    """Lattice under source and target points, ready to splat, convolve and slice.
 
     Build it with `build_lattice`. It is frozen, can be pickled, and is tied to no values: reuse it.
 
@@ -231,7 +231,7 @@ def build_lattice(
     torch.Size([1000, 4])
     """
     if is_compiled_in_parts():
-        options = {"halo": halo, "lattice": separable, "dilation": dilation, "memory_limit": memory_limit}
+        options = {"halo": halo, "separable": separable, "dilation": dilation, "memory_limit": memory_limit}
         return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
     neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)

@@ -28,7 +28,7 @@ from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
 
 class BilateralFilter(nn.Module):
-    """The bilateral filter as a layer, optionally with learned standard deviations.
+    """Bilateral filter as a layer, optionally with learned standard deviations.
 
     Args:
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
@@ -90,7 +90,7 @@ class BilateralFilter(nn.Module):
         self,
         image: Tensor,
         guide: Tensor | None = None,
-        weights: Tensor | None = None,
+        sample_weight: Tensor | None = None,
         origin: Sequence[int] | None = None,
     ) -> Tensor:
         """Filter `image`, keeping the edges of `guide`, by default its own; the rest as in `bilateral_filter`."""
@@ -103,7 +103,7 @@ class BilateralFilter(nn.Module):
             halo=self.halo,
             spatial_dims=self.spatial_dims,
             origin=origin,
-            sample_weight=weights,
+            sample_weight=sample_weight,
         )
 
     def extra_repr(self) -> str:
@@ -167,7 +167,7 @@ class _BilateralConv(nn.Module):
         self,
         image: Tensor,
         guide: Tensor | None = None,
-        weights: Tensor | None = None,
+        sample_weight: Tensor | None = None,
         origin: Sequence[int] | None = None,
     ) -> Tensor:
         """Convolve `image` over position and `guide`.
@@ -175,7 +175,7 @@ class _BilateralConv(nn.Module):
         Args:
             image: `[batch, in_channels, *space]`, or without batch.
             guide: likewise, with guide_channels; default: the image.
-            weights: `[..., *space]`, as in `permutohedral_filter`.
+            sample_weight: `[..., *space]`, as in `permutohedral_filter`.
             origin: position of the first pixel, for a part of a larger image, as in `bilateral_filter`.
         """
         axes = self.spatial_dims
@@ -193,10 +193,10 @@ class _BilateralConv(nn.Module):
             edges, sigma_space=self.sigma_space, sigma_color=self.sigma_color, spatial_dims=axes, origin=origin
         )
         flat = None
-        if weights is not None:
+        if sample_weight is not None:
             points = (*image.shape[: -axes - 1], *image.shape[-axes:])
-            flat = check_weights(weights, points, image, axes).flatten(-axes)
-        output: Tensor = self.convolution(image.flatten(-axes).transpose(-1, -2), features, weights=flat)
+            flat = check_weights(sample_weight, points, image, axes).flatten(-axes)
+        output: Tensor = self.convolution(image.flatten(-axes).transpose(-1, -2), features, sample_weight=flat)
         output = output.transpose(-1, -2)
         return output.reshape(*output.shape[:-1], *image.shape[-axes:])
 

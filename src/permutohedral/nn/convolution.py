@@ -132,7 +132,7 @@ class PermutohedralConv(nn.Module):
         lattice: Lattice | None = None,
         batch: Tensor | None = None,
         target_batch: Tensor | None = None,
-        weights: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
         """Convolve `values` over the lattice of `features`, or over a `lattice` built before.
 
@@ -143,7 +143,7 @@ class PermutohedralConv(nn.Module):
             lattice: from `build_lattice`, to share one among layers and calls.
             batch: int `[points]`, the item of each point of a ragged batch.
             target_batch: the same for target_features.
-            weights: how much each point counts, see `permutohedral_filter`.
+            sample_weight: how much each point counts, see `permutohedral_filter`.
 
         Returns:
             `[target points, out_channels]` or `[batch, target points, out_channels]`.
@@ -157,7 +157,7 @@ class PermutohedralConv(nn.Module):
             raise InputError("give either features or a lattice built from them, not both")
         else:
             self._check_lattice(lattice)
-        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, weights)
+        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, sample_weight)
 
     def build_lattice(
         self,

@@ -18,7 +18,7 @@ from permutohedral.ops.tensors import refuse_scripting
 
 
 class BilateralUpsample2d(nn.Module):
-    """Upsampling along the edges of a guide by a learned filter (Jampani, Kiefel and Gehler 2016).
+    """Upsample along the edges of a guide with a learned filter (Jampani, Kiefel and Gehler 2016).
 
     It starts as the Gaussian of `upsample`, without steps. An additional channel of ones is filtered, too, and divides
     the others, so that the weight of each coarse sample is learned.
@@ -107,7 +107,7 @@ class BilateralUpsample2d(nn.Module):
 
 
 class BilateralSolver(nn.Module):
-    """The bilateral solver as a layer, with learned bandwidths and smoothness.
+    """Fast bilateral solver as a layer, with learned bandwidths and smoothness.
 
     Args:
         sigma_space: see `permutohedral.bilateral_solver`.

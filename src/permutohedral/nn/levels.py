@@ -131,7 +131,7 @@ class LatticeConvUp(_LatticeFilter):
 
 
 class LatticeLinearDown(nn.Module):
-    """Average to the next coarser level with `coarsen`, then apply a linear layer: a cheap `LatticeConvDown`.
+    """Average-pool to the next coarser level, then apply a linear layer: a cheap `LatticeConvDown`.
 
     Args:
         in_channels: of the values.
@@ -166,7 +166,7 @@ class LatticeLinearDown(nn.Module):
 
 
 class LatticeLinearUp(nn.Module):
-    """Apply a linear layer, then interpolate on the next finer level with `refine`: a cheap `LatticeConvUp`.
+    """Apply a linear layer, then interpolate on the next finer level: a cheap `LatticeConvUp`.
 
     Args:
         in_channels: of the values.
@@ -197,7 +197,7 @@ class LatticeLinearUp(nn.Module):
 
 
 class LatticePool(nn.Module):
-    """Take the largest value of each channel around every lattice point of the next level: `pool` as a layer.
+    """Max-pool to the next coarser level.
 
     >>> import torch, permutohedral as ph
     >>> pyramid = ph.levels.build_pyramid(torch.rand(100, 3) * 9, num_levels=2)

@@ -16,7 +16,7 @@ from permutohedral.ops.tensors import refuse_scripting
 
 
 class PointSplat(nn.Module):
-    """A small network for each point and corner, and the largest of its results at each lattice point.
+    """Apply a small network to each point and corner, then max-splat its results (Rosu et al., 2020).
 
     Where `splat` sums, this describes how the points lie around a lattice point: the network reads, besides the values,
     where a point is relative to the mean of the points of that lattice point, and with which weight it belongs to it.
@@ -92,7 +92,7 @@ class PointSplat(nn.Module):
 
 
 class DeformSlice(nn.Module):
-    """Slices with weights that are learned: each point moves where it reads its simplex.
+    """Slice with learned weights, which depend on the values around each point (Rosu et al., 2020).
 
     To the barycentric weights of a point's corners are added offsets that a linear layer computes from the values at
     the corners. They start at zero: as `slice`.
