@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,10 +75,10 @@ class ImageFormat:
     def read(self, name: str, data: Tensor | NDArray[Any]) -> Tensor:
         """Return an image as a tensor `[..., channels, *space]`; uint8 is scaled to [0, 1]."""
         if not isinstance(data, (Tensor, np.ndarray)):
-            raise InputError(
-                f"{name} must be a torch.Tensor or a NumPy array, got {type(data).__name__}; "
-                "pass a Pillow image as numpy.asarray(image) with channels_last=True"
-            )
+            advice = "pass a Pillow image as numpy.asarray(image) with channels_last=True"
+            if isinstance(data, (str, PathLike)):
+                advice = "permutohedral.files has functions for files"
+            raise InputError(f"{name} must be a torch.Tensor or a NumPy array, got {type(data).__name__}; {advice}")
         image = to_tensor(data)
         if image.dtype == torch.uint8:
             image = image / _WHITE
