@@ -39,6 +39,7 @@ myst_enable_extensions = ["dollarmath", "deflist"]
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True

@@ -79,7 +79,7 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
 # Other features
 # --------------
 #
-# Time in a video, normals of a surface or channels of a network can be features, too. ``join_features`` concatenates
+# Time in a video, normals of a surface or channels of a network can be features, too. ``ph.features.join`` concatenates
 # them. Every dimension costs: a point touches ``d + 1`` lattice points, and a filter of size ``s`` has ``(s + 1)^(d +
 # 1) - s^(d + 1)`` taps. Use learned filters up to about six dimensions; the separable Gaussian goes further.
 

@@ -65,8 +65,8 @@ for channels in (1, 8, 32):
 # Forecast memory
 # ---------------
 #
-# ``forecast_memory`` counts bytes without allocating any. The number of lattice points is at most ``points * (d + 1)``.
-# Images have far fewer; measure a smaller image.
+# ``ph.lattice.forecast_memory`` counts bytes without allocating any. The number of lattice points is at most
+# ``points * (d + 1)``. Images have far fewer; measure a smaller image.
 
 bound = ph.lattice.forecast_memory(
     20_000_000, dimension=5, separable=True, neighborhood_size=0, channels=8
@@ -94,10 +94,10 @@ except ph.errors.MemoryLimitError as error:
     print(error)
 
 # %%
-# Separable or dense, with or without a halo
-# ------------------------------------------
+# Lattice or dense, with or without a halo
+# ----------------------------------------
 #
-# The separable Gaussian makes ``d + 1`` passes; the dense one convolves with all taps of size 2, which are 665 in five
+# ``method="lattice"``, the default, makes ``d + 1`` passes; ``"dense"`` convolves with all taps of size 2, which are 665 in five
 # dimensions. A halo of one step inserts the untouched neighbors. :doc:`Accuracy </research/accuracy>` has the errors.
 # For gray images (``d = 3``) all are fast:
 

@@ -27,7 +27,8 @@ def test_snippets_run_one_after_another(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     readme.write_pictures(tmp_path)
     namespace = readme.run_snippets()
-    assert namespace["smooth"].shape == namespace["photo"].shape
+    assert namespace["smooth"].shape == namespace["photo"].shape == (24, 32, 3)
+    assert namespace["smooth"].dtype == np.uint8
     assert (tmp_path / "smooth.jpg").is_file()
 
 
@@ -87,7 +88,8 @@ def test_extras_exist() -> None:
     text = "".join(page.read_text() for page in PAGES)
     extras = {name for group in re.findall(r"pip install ['\"](?:\.|permutohedral)\[([a-z,]+)\]", text) for name in
               group.split(",")}  # fmt: skip
-    assert {"cli", "images", "gpu"} <= extras
+    assert {"images", "gpu"} <= extras
+    extras |= set(re.findall(r"`(\w+)`", re.search(r"Extras: (.+?)\.", text)[1]))  # type: ignore[index]
     for extra in extras:
         assert re.search(rf"^{extra} = \[", metadata, flags=re.MULTILINE), extra
 
