@@ -30,14 +30,14 @@ PAGE = ROOT / "docs" / "research" / "accuracy.md"
 NUM_POINTS = 20_000
 NUM_EXACT = 1_000
 METHODS: dict[str, dict[str, Any]] = {
-    "separable": {"method": "separable"},
-    "separable, halo 1": {"method": "separable", "halo": 1},
-    "separable, halo 2": {"method": "separable", "halo": 2},
+    "lattice": {"method": "lattice"},
+    "lattice, halo 1": {"method": "lattice", "halo": 1},
+    "lattice, halo 2": {"method": "lattice", "halo": 2},
     "dense": {"method": "dense"},
 }
 # beyond this many lattice points a halo is left out of the table
 MOST_LATTICE_POINTS = 3_000_000
-# and beyond this dimension all but the separable method, whose taps are too many
+# and beyond this dimension all but the lattice method: the others have too many taps
 MOST_DIMENSIONS = 5
 DIMENSIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 
@@ -97,7 +97,7 @@ def measure(name: str, make: Callable[[], tuple[Tensor, Tensor]]) -> dict[str, A
 def _count_lattice_points(features: Tensor, options: dict[str, Any]) -> int | None:
     """Of the lattice behind a method; None if it would be too large."""
     halo = options.get("halo", 0)
-    if features.shape[1] > MOST_DIMENSIONS and options != METHODS["separable"]:
+    if features.shape[1] > MOST_DIMENSIONS and options != METHODS["lattice"]:
         return None
     taps = ph.lattice.Neighborhood(features.shape[1], halo).filter_size
     occupied = ph.build_lattice(features, neighborhood_size=0).num_lattice_points
@@ -120,9 +120,9 @@ def measure_rounding(sigma_space: float, noise: float) -> dict[str, Any]:
     row["different_lattice_points"] = different
     moved = single + torch.rand(5, generator=torch.Generator().manual_seed(1))
     for name, method, at in (
-        ("separable", "separable", single),
+        ("lattice", "lattice", single),
         ("dense", "dense", single),
-        ("moved", "separable", moved),
+        ("moved", "lattice", moved),
     ):
         results = [ph.gaussian_filter(signal.to(each.dtype), each, method=method) for each in (at, at.double())]  # type: ignore[call-overload]
         difference = (results[0].double() - results[1]).abs()
@@ -170,7 +170,7 @@ points. To estimate the error of your own data, call `estimate_error` or `estima
 as values. The cube has a side of half a standard deviation in *clouds of half a unit*, and of four in *clouds of four
 units*. *Photographs* are pixels with position and color as features; white is 1.
 
-- **separable**: d+1 passes over the occupied lattice points, the default.
+- **lattice**: d+1 passes over the occupied lattice points, the default.
 - **halo 1**: the same passes, with the untouched lattice points one step away inserted.
 - **dense**: one convolution with all taps of size 2, 3^(d+1) - 2^(d+1) of them. It has the errors of halo 1 to the last
   digit that is shown.
@@ -188,7 +188,7 @@ The lattice is coarse where noise or edges are wide compared with the bandwidth 
 - **exact**: the sum over a window of 3 or 2.5 standard deviations, which leaves out 1.1 or 4.4 % of the mass.
 - **grid**: on the CPU, a grid over positions and over the principal axes of the colors, with B-splines. It takes guides
   of up to three channels, without gradients or tracing.
-- **separable**: the lattice.
+- **lattice**: the default.
 
 Times are processor times of one core. Goals are a relative error of {error:g}, {worst:g} at the worst pixel, and
 {time:g} times the time of the lattice. The last column names the goals that a row misses. No method meets all of them
@@ -198,7 +198,7 @@ shows one of five bandwidths in color; `results/accuracy-pictures.json` has all.
 
 ROUNDING = """## Rounding
 
-The separable filter in float32 and in float64 agrees to rounding, except for some hundred values of a million, which
+The lattice filter in float32 and in float64 agrees to rounding, except for some hundred values of a million, which
 differ by thousandths. There the lattices differ: a point on a face of its simplex has a corner of weight zero, and
 rounding decides whether that lattice point exists. The separable blur passes only through existing lattice points. The
 dense and the exact method agree to rounding.
@@ -215,7 +215,7 @@ ROUNDING_HEADERS = [
     "photograph astronaut",
     "lattice points",
     "different",
-    "separable: largest difference",
+    "lattice: largest difference",
     "values above 1e-4",
     "dense: largest difference",
     "moved: largest difference",
@@ -227,8 +227,8 @@ def _rounding_cells(row: dict[str, Any]) -> list[str]:
         f"{row['sigma_space']:g} pixels, 0.1, noise {round(255 * row['noise'])}/255",
         f"{row['lattice_points']:,}",
         f"{row['different_lattice_points']}",
-        f"{row['separable']['largest']:.1e}",
-        f"{row['separable']['above']} of {3 * 512 * 512:,}",
+        f"{row['lattice']['largest']:.1e}",
+        f"{row['lattice']['above']} of {3 * 512 * 512:,}",
         f"{row['dense']['largest']:.1e}",
         f"{row['moved']['largest']:.1e}",
     ]
@@ -240,15 +240,15 @@ def _cell(measured: dict[str, Any] | None, name: str, style: str) -> str:
 
 def render(report: dict[str, Any], pictures: dict[str, Any]) -> str:
     """Return the page in Markdown, with the figures of both tools."""
-    shown = ["separable", "separable, halo 1"]
+    shown = ["lattice", "lattice, halo 1"]
     rows = []
     for row in report["rows"]:
         found = row["methods"]
         problem = [str(row["dimension"]), row["name"]]
         errors = [_cell(found.get(method), "error", ".4f") for method in shown]
         rows.append([*problem, *errors, *(_cell(found.get(method), "lattice_points", ",") for method in shown)])
-    both = [row["methods"] for row in report["rows"] if "separable, halo 2" in row["methods"]]
-    difference = max(abs(found["separable, halo 2"]["error"] - found["dense"]["error"]) for found in both)
+    both = [row["methods"] for row in report["rows"] if "lattice, halo 2" in row["methods"]]
+    difference = max(abs(found["lattice, halo 2"]["error"] - found["dense"]["error"]) for found in both)
     lines = [
         INTRODUCTION.format(exact=NUM_EXACT, points=NUM_POINTS),
         "## Relative L2 error",

@@ -249,8 +249,8 @@ def check_channels_first(image: Tensor, spatial_dims: int = 2, name: str = "imag
         space = space_in_words(spatial_dims)
         raise InputError(
             f"{name} must be [..., channels, {space}], got {tuple(image.shape)}, which looks like [{space}, "
-            f"channels]; bring the channels forward with {name}.movedim(-1, {channels}), or pass channels_last=True to a "
-            "function of images"
+            f"channels]; bring the channels forward with {name}.movedim(-1, {channels}), or pass channels_last=True to "
+            "a function of images"
         )
 
 

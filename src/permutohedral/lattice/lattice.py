@@ -231,8 +231,17 @@ def build_lattice(
     torch.Size([1000, 4])
     """
     if is_compiled_in_parts():
-        options = {"halo": halo, "separable": separable, "dilation": dilation, "memory_limit": memory_limit}
-        return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
+        return _build_uncompiled(
+            features,
+            target_features,
+            neighborhood_size=neighborhood_size,
+            batch=batch,
+            target_batch=target_batch,
+            halo=halo,
+            separable=separable,
+            dilation=dilation,
+            memory_limit=memory_limit,
+        )
     neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
