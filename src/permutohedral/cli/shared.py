@@ -78,13 +78,8 @@ def call_job(name: str, **options: Any) -> Any:
 def run_batch(name: str, options: dict[str, Any]) -> None:
     """Call a function of `permutohedral.files` on a batch of files, and report the results.
 
-    Args:
-        name: the function.
-        options: the parameters of the command: the arguments of the function, `as_json` to print JSON, and optionally
-            `backend` to force one.
-
-    Raises:
-        typer.Exit: with code 1 if a file failed.
+    `options` are the parameters of the command: the arguments of the function, `as_json`, and optionally `backend`.
+    Exits with code 1 if a file failed.
     """
     as_json, backend = options.pop("as_json"), options.pop("backend", None)
     to_stdout = options["output"] == STREAM

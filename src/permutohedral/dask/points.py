@@ -134,13 +134,7 @@ class LatticeIndex(NamedTuple):
 
 
 def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
-    """Splat a chunk, and a channel of ones, onto its own lattice points.
-
-    Args:
-        features: `[points, d]`.
-        values: `[points, channels]`.
-        chunk: number of the chunk, for errors.
-    """
+    """Splat a chunk, and a channel of ones, onto its own lattice points; errors contain the number of the chunk."""
     limit_worker_cache()
     places, given = _to_tensor("features", features, chunk), _to_tensor("values", values, chunk)
     if len(given) != len(places):

@@ -69,7 +69,7 @@ def bilateral_filter(
     images = [image] if guide is None else [image, guide]
     sigmas = numbers_of(sigma_space, len(names) - names.count(CHANNELS))
     if method not in ("lattice", "dense", "exact"):
-        raise InputError(f"method is {method!r}; pass 'separable', 'dense' or 'exact', the same for all tiles")
+        raise InputError(f"method is {method!r}; pass 'lattice', 'dense' or 'exact', the same for all tiles")
     check_method(method, halo, None)
     edges = images[-1].dtype
     if edges.kind in "ui" and isinstance(sigma_color, (int, float)) and 0 < sigma_color < 0.25:
@@ -141,15 +141,8 @@ def map_with_margins(
 ) -> Any:
     """Apply `run(values, origin)`, or `run(values, origin, guide)`, to tiles with margins.
 
-    Args:
-        run: filter of a tile with its margins.
-        images: Image, and optionally a guide.
-        names: a letter per axis.
-        margins: for each spatial axis.
-        out_channels: channels of the result, which is then floating; default: those of the image, and its dtype.
-
-    Returns:
-        like the image.
+    `images` has the image, and optionally a guide. `out_channels` makes the result floating; default: the channels of
+    the image, and its dtype.
     """
     wrapped = images[0] if hasattr(images[0], "dims") else None
     arrays = [_channels_last(image, names) for image in images]

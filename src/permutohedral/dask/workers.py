@@ -122,12 +122,7 @@ def _task_memory(limit: int) -> int:
 
 
 def check_merge_fits(num_lattice_points: int, row_bytes: int) -> None:
-    """Raise, in a worker, if merging lattices needs more memory than the worker has.
-
-    Args:
-        num_lattice_points: of all lattices together.
-        row_bytes: bytes of one key and its sums.
-    """
+    """Raise, in a worker, if merging lattices needs more memory than the worker has."""
     limit = _worker_limit()
     # inputs, result, and hash table
     needed = 4 * num_lattice_points * row_bytes
@@ -154,11 +149,7 @@ def check_chunk_fits(num_points: int, dimension: int, channels: int, dtype: Any)
 def count_fitting_points(dimension: int, channels: int, dtype: Any, density: float = math.inf) -> int:
     """Return the number of points that a task can filter in the memory of a worker, whatever their values.
 
-    Args:
-        dimension: of the features.
-        channels: of the values.
-        dtype: float32 or float64.
-        density: upper bound of the lattice points per point, if one below `dimension` + 1 is known.
+    `density` is an upper bound of the lattice points per point, if one below `dimension` + 1 is known.
 
     >>> count_fitting_points(4, 1, "float32") > count_fitting_points(4, 1, "float64") > 1000
     True

@@ -63,11 +63,7 @@ class ArraySource:
         return str(level) if self.kind == "ome" else ""
 
     def read(self, region: Region) -> NDArray[Any]:
-        """Read a region.
-
-        Raises:
-            DataError: the region cannot be read or decompressed.
-        """
+        """Read a region; raise `DataError` if it cannot be read or decompressed."""
         with reading(f"the array {self.path}"), self.opened() as array:
             found: NDArray[Any] = np.asarray(array[region])
         return found
@@ -89,11 +85,7 @@ class ArraySource:
         return max(each.lstat().st_mtime_ns for each in (top, *top.rglob("*")))
 
     def spacing(self) -> tuple[float, ...]:
-        """Return the distance between samples along each axis, in the physical units of an OME-Zarr.
-
-        Raises:
-            InputError: the metadata do not state it.
-        """
+        """Return the distance between samples along each axis, in the physical units of an OME-Zarr."""
         scales = self.attributes.get("ome", self.attributes).get("multiscales", [{}])[0]
         levels = [level for level in scales.get("datasets", []) if level["path"] == self.member]
         found = [
@@ -113,16 +105,7 @@ def is_store(path: Path) -> bool:
 
 
 def open_source(path: Path, axes: str | None = None) -> ArraySource:
-    """Describe the array in a file, for an OME-Zarr its finest level.
-
-    Args:
-        path: zarr array, OME-Zarr or TIFF.
-        axes: a letter per axis, as in `ArraySource`; default: what the file states.
-
-    Raises:
-        InputError: the axes are unknown or cannot be filtered.
-        DataError: the file cannot be read.
-    """
+    """Describe the array in a file, for an OME-Zarr its finest level; `axes` default to those of the file."""
     if not path.exists():
         raise InputError(f"input {path} does not exist")
     with reading(f"the array {path}"):
@@ -218,13 +201,7 @@ def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
 
 
 def create_store(folder: Path, source: ArraySource, tile: Sequence[int]) -> None:
-    """Create an empty store with the metadata and compression of the source.
-
-    Args:
-        folder: where to create it.
-        source: the input.
-        tile: extents of the regions that will be written; chunks are no larger.
-    """
+    """Create an empty store with the metadata and compression of the source; no chunk is larger than `tile`."""
     import zarr
 
     chunks = tuple(min(pair) for pair in zip(tile, source.chunks, strict=True))
@@ -257,13 +234,7 @@ def _number_levels(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_region(path: Path, region: Region, part: NDArray[Any]) -> None:
-    """Write a region of whole chunks; chunks of zeros, the fill value, are not stored.
-
-    Args:
-        path: array that `create_store` made.
-        region: where to write.
-        part: the values.
-    """
+    """Write a region of whole chunks; chunks of zeros, the fill value, are not stored."""
     import zarr
 
     array: Any = zarr.open_array(str(path), mode="r+")
@@ -294,13 +265,7 @@ def check_levels(shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 def average_region(finer: Path, region: Region, factors: Sequence[int]) -> NDArray[Any]:
-    """Return a region of an OME-Zarr level as means of the level before.
-
-    Args:
-        finer: array of the level before.
-        region: what to compute.
-        factors: samples of the level before per sample, for each axis.
-    """
+    """Return a region of an OME-Zarr level: means over `factors` samples of the level before, `finer`."""
     import zarr
 
     array: Any = zarr.open_array(str(finer), mode="r")

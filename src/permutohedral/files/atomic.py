@@ -14,16 +14,11 @@ from permutohedral.errors import StorageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file atomically, and create its folder if necessary.
+    """Write a file atomically, and create its folder if necessary; yield the path to write to.
 
-    A symbolic link stays, and the file it points to is overwritten. An overwritten file keeps its permissions.
-
-    Yields:
-        the path to write to, in a private folder next to `path`. When the block ends it replaces `path`. If the block
-        raises, it is removed and `path` is unchanged.
-
-    Raises:
-        StorageError: the folder or the file cannot be written.
+    The path lies in a private folder next to `path`, and replaces `path` when the block ends. If the block raises,
+    `path` is unchanged. A symbolic link stays, and the file it points to is overwritten. An overwritten file keeps its
+    permissions. Raises `StorageError` if the folder or the file cannot be written.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with replacing(Path(folder) / "new" / "note.txt") as partial:
@@ -56,11 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to a file atomically; see `replacing`.
-
-    Raises:
-        StorageError: the folder or the file cannot be written.
-    """
+    """Write `content` to a file atomically; see `replacing`."""
     with replacing(path) as partial:
         partial.write_bytes(content)
 

@@ -77,15 +77,7 @@ def process_files(
     errors: Errors,
     progress: Progress | None,
 ) -> list[Result]:
-    """Process files one by one.
-
-    Args:
-        process: called with source, output, and a function to report the share that is done.
-        result_type: class of the results.
-        files: pairs of source and output.
-        errors: "raise" ends with the first error, "report" stores errors in the results.
-        progress: called with the number of finished files, their total, and the name of the current file.
-    """
+    """Call `process(source, output, report)` for pairs of files; see `filter_image` for `errors` and `progress`."""
     if errors not in ("raise", "report"):
         raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
     results = []
@@ -119,17 +111,9 @@ def plan_files(
     list_folder: Callable[[Path, bool], list[Path]] = list_images,
     check: Callable[[Path, Path], None] = lambda output, source: check_output(output),
 ) -> list[Pair]:
-    """Pair sources with outputs, and create folders for the outputs.
+    """Pair sources with outputs, and create folders for the outputs; raise `InputError` if they do not fit.
 
-    Args:
-        sources: files, folders, or "-" alone for stdin.
-        output: a file for one source, "-" for stdout; a folder for several sources.
-        recursive: also process the folders in a folder; outputs have the same relative paths.
-        list_folder: lists the sources in a folder.
-        check: raises if the result of a single source cannot be written.
-
-    Raises:
-        InputError: the only source does not exist, or an output cannot be written or would overwrite a source.
+    `list_folder` lists the sources in a folder. `check` raises if the result of a single source cannot be written.
     """
     paths = [Path(sources)] if isinstance(sources, str | os.PathLike) else [Path(source) for source in sources]
     output = Path(output)
@@ -190,11 +174,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_companions(place: Path | None, files: Sequence[Pair]) -> None:
-    """Check before any work that names identify the companion of each source in the folder `place`.
-
-    Raises:
-        InputError: two sources have the same name except for folder and ending.
-    """
+    """Raise before any work if two sources would have the same companion in the folder `place`."""
     known: dict[str, Path] = {}
     for source, _ in files if place is not None and len(files) > 1 else ():
         other = known.setdefault(source.stem, source)
@@ -205,14 +185,7 @@ def check_companions(place: Path | None, files: Sequence[Pair]) -> None:
 def find_companion(place: Path, source: Path, *, output: Path | None = None, suffix: str | None = None) -> Path:
     """Return the file that belongs to `source`: `place`, or the file of the same name in the folder `place`.
 
-    Args:
-        place: a file or a folder.
-        source: its name, with any ending, is looked up in the folder.
-        output: a file that must not overwrite the companion.
-        suffix: the ending that the companion must have.
-
-    Raises:
-        InputError: there is no such file, or several, or `output` would overwrite it.
+    Raises `InputError` if there is no such file with this `suffix`, or several, or if `output` would overwrite it.
     """
     if not place.is_dir():
         if not place.exists():

@@ -64,11 +64,7 @@ def read_cloud(path: str | Path) -> Cloud:
 
 
 def check_format(path: Path) -> str:
-    """Return the format of a file by its suffix.
-
-    Raises:
-        InputError: the suffix is unknown.
-    """
+    """Return the format of a file by its suffix; raise `InputError` if it is unknown."""
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise InputError(f"{path} has an unknown format; pass a file that ends with {', '.join(_FORMATS)}")
@@ -76,11 +72,7 @@ def check_format(path: Path) -> str:
 
 
 def check_point_count(path: str | Path, found: int, promised: int) -> None:
-    """Raise if a file has fewer points than its header states; laspy returns the points that are left.
-
-    Raises:
-        DataError: the file is truncated.
-    """
+    """Raise `DataError` if a file has fewer points than its header states; laspy returns those that are left."""
     if found < promised:
         raise DataError(f"{path} is truncated: {promised - found} of {promised} points are missing; copy it again")
 
@@ -135,11 +127,7 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
 
 def check_same_format(source: Path, target: Path) -> None:
-    """Raise unless `target` can hold a copy of `source` with other classes.
-
-    Raises:
-        InputError: the suffixes name different or unknown formats.
-    """
+    """Raise `InputError` unless `target` can hold a copy of `source` with other classes."""
     if check_format(source) != check_format(target):
         raise InputError(
             f"output {target} must have the format of {source}, so that everything but the classes is kept; .las and "
@@ -148,15 +136,9 @@ def check_same_format(source: Path, target: Path) -> None:
 
 
 def copy_with_labels(source: Path, target: Path, labels: Tensor) -> None:
-    """Write a copy of a point cloud with other classes.
+    """Write a copy of a point cloud with other classes, uint8 `[points]`, not atomically.
 
-    Args:
-        source: file that `read_cloud` reads.
-        target: file to write, not atomically; the suffix selects compression.
-        labels: uint8 `[points]`, class numbers of the LAS standard.
-
-    Raises:
-        InputError: a number does not fit the file.
+    The suffix of `target` selects compression. Raises `InputError` if a number does not fit the file.
     """
     check_same_format(source, target)
     numbers = labels.cpu().numpy().astype(np.uint8)

@@ -18,12 +18,7 @@ from permutohedral.models.point_segmentation import PointSegmenter, shipped_segm
 
 @dataclass(frozen=True)
 class PointClass:
-    """Class of points.
-
-    Attributes:
-        name: such as "vegetation".
-        numbers: class numbers of the LAS standard that belong to it; the last one is written.
-    """
+    """Class of points: its name, and its numbers in the LAS standard, the last of which is written."""
 
     name: str
     numbers: tuple[int, ...]
@@ -38,13 +33,7 @@ STANDARD_CLASSES = (PointClass("ground", (2,)), PointClass("vegetation", (3, 4, 
 
 @dataclass(frozen=True)
 class Description:
-    """Options and classes of the weights in a file.
-
-    Attributes:
-        options: further arguments of `PointSegmenter`.
-        classes: in the order of the network's scores.
-        above: reference of the heights that the network reads; see `make_scene`.
-    """
+    """Options of `PointSegmenter`, classes in the order of its scores, and `above` of `make_scene`."""
 
     options: dict[str, Any]
     classes: tuple[PointClass, ...]
@@ -56,11 +45,7 @@ class Description:
 
 
 def save_segmenter(network: nn.Module, description: Description, path: Path) -> None:
-    """Write a network as safetensors, atomically.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write a network as safetensors, atomically."""
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
@@ -70,9 +55,6 @@ def save_segmenter(network: nn.Module, description: Description, path: Path) -> 
 
 def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
     """Load a network that `save_segmenter` wrote, by default the one of the package.
-
-    Raises:
-        DataError: the file cannot be read, or is not a point-cloud model.
 
     >>> load_segmenter()[1].classes[0].name
     'ground'

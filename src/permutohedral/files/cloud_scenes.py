@@ -245,16 +245,7 @@ class Cropping:
 
 
 def draw_crop(scene: Scene, cropping: Cropping, generator: torch.Generator) -> Scene:
-    """Cut out and augment a square around a random point of known class.
-
-    Args:
-        scene: with labels.
-        cropping: How.
-        generator: random generator on the device of the scene.
-
-    Returns:
-        a scene around the origin.
-    """
+    """Cut out and augment a square around a random point of known class; return a scene around the origin."""
     assert scene.labels is not None
     device = scene.positions.device
     # side, turn, mirror, density, scale, lift
@@ -291,15 +282,7 @@ def draw_crops(
 ) -> tuple[Scene, Tensor]:
     """Draw the crops of a training step, each from a random scene; the same for the same step and seed.
 
-    Args:
-        scenes: with labels, on one device.
-        step: of the training.
-        numbers: of the crops within the step.
-        cropping: How.
-        seed: of the training.
-
-    Returns:
-        the crops as one scene, and the crop of each point, int32 `[points]`.
+    Returns the crops as one scene, and the crop of each point, int32 `[points]`.
     """
     crops = []
     for number in numbers:
@@ -335,18 +318,10 @@ def classify_points(
     margin: float = _TILE_MARGIN,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Classify all points of a scene, tile by tile; dense tiles are split into several sparse clouds.
+    """Classify all points of a scene on `device`, tile by tile; dense tiles are split into several sparse clouds.
 
-    Args:
-        network: one of `permutohedral.models.point_segmentation`, on the device.
-        scene: on any device.
-        device: where to compute.
-        side: of a tile, in meters.
-        margin: around a tile, in meters.
-        progress: called after each tile with the number of classified points.
-
-    Returns:
-        int64 `[points]`, on the device of the scene.
+    `side` and `margin` of a tile are in meters. `progress` is called after each tile with the number of classified
+    points. Returns int64 `[points]`, on the device of the scene.
     """
     classes = torch.zeros(len(scene.positions), dtype=torch.int64, device=scene.positions.device)
     done = 0
@@ -365,16 +340,10 @@ def classify_points(
 
 
 def cut_tiles(positions: Tensor, side: float, margin: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cover a cloud with squares and yield the points of each, with its margin.
+    """Cover a cloud with squares and yield the points of each, with its margin; lengths are in meters.
 
-    Args:
-        positions: `[points, 3]`.
-        side: of a square, in meters.
-        margin: around it, in meters.
-
-    Yields:
-        indices of the points of a square with its margin, int64, and which of them lie in the square itself, bool.
-        Every point lies in exactly one square.
+    Yields indices of the points of a square with its margin, int64, and which of them lie in the square itself, bool.
+    Every point lies in exactly one square.
 
     >>> cloud = torch.rand(1000, 3) * 100
     >>> sorted(torch.cat([points[own] for points, own in cut_tiles(cloud, 40.0, 10.0)]).tolist()) == list(range(1000))

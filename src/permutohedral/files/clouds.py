@@ -140,11 +140,7 @@ class _Scan:
         return 3 if self.field == _POSITION else 1
 
     def read(self, chunk: tuple[int, int]) -> Any:
-        """Read the points from one index to another with laspy.
-
-        Raises:
-            DataError: they cannot be read, or the file is truncated.
-        """
+        """Read the points from one index to another with laspy."""
         import laspy
 
         first, last = chunk
@@ -420,11 +416,7 @@ def train_cloud(
 
 
 def _read_scenes(paths: Sequence[Path], description: Description) -> list[Scene]:
-    """Read classified files as scenes.
-
-    Raises:
-        InputError: a file has no points of the classes, or a class has no points.
-    """
+    """Read classified files as scenes; raise `InputError` if a file, or a class, has no classified points."""
     classes = description.classes
     class_of_number = torch.full((256,), UNKNOWN, dtype=torch.int64)
     for place, each in enumerate(classes):
@@ -482,12 +474,7 @@ def _save_checkpoint(
 def _load_checkpoint(
     path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
 ) -> int:
-    """Restore the state of a training, and return the number of finished steps.
-
-    Raises:
-        InputError: the training was started with other settings.
-        StorageError: the file is damaged.
-    """
+    """Restore the state of a training, and return the number of finished steps."""
     with reading(f"the checkpoint {path}, which you may delete", StorageError):
         # tensors and plain data only
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

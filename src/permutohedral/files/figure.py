@@ -38,15 +38,7 @@ def check_ending(path: Path) -> None:
 def save_figure(figure: Figure, paths: Path | Sequence[Path], dpi: int = 120, margin: float | None = None) -> None:
     """Write a figure in the format of each ending; the same figure gives the same bytes.
 
-    Args:
-        figure: the figure.
-        paths: one file, or several.
-        dpi: pixels per inch.
-        margin: inches around the drawing, to which the figure is cropped; None keeps the size of the figure.
-
-    Raises:
-        InputError: an ending names no format.
-        StorageError: a file cannot be written.
+    `margin`, in inches, crops the figure to the drawing and that margin.
     """
     options: dict[str, Any] = {} if margin is None else {"bbox_inches": "tight", "pad_inches": margin}
     for path in [paths] if isinstance(paths, Path) else paths:
@@ -62,14 +54,7 @@ def save_figure(figure: Figure, paths: Path | Sequence[Path], dpi: int = 120, ma
 
 
 def draw_from_above(positions: Tensor, classes: Tensor, names: Sequence[str], path: Path) -> None:
-    """Draw the classes of points from above: the highest per pixel, low ones darker.
-
-    Args:
-        positions: `[points, 3]`.
-        classes: int64 `[points]`.
-        names: of the classes.
-        path: image to write; the suffix selects the format.
-    """
+    """Draw `classes [points]` of `positions [points, 3]` from above: the highest per pixel, low ones darker."""
     pixels = _paint(positions.cpu().float(), classes.cpu())
     height, width, _ = pixels.shape
     figure = new_figure(_WIDTH, min(max(_WIDTH * height / width, 2.0), _MAX_HEIGHT) + 0.5)

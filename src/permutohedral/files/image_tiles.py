@@ -29,21 +29,11 @@ def filter_in_tiles(
     halo: int = 0,
     tile: int = TILE,
 ) -> Tensor:
-    """Apply `ph.bilateral_filter` tile by tile, with margins as wide as its support.
+    """Apply `ph.bilateral_filter` to `[channels, height, width]` in tiles, with margins as wide as its support.
 
-    Args:
-        values: `[channels, height, width]`.
-        guide: `[guide channels, height, width]`, whose edges are kept.
-        sigma_space: standard deviation over positions, in pixels.
-        sigma_color: standard deviation over colors, in units of the guide.
-        progress: called with the share that is done.
-        method: as for `ph.bilateral_filter`; "auto" chooses one method for the whole image.
-        halo: as for `ph.bilateral_filter`.
-        tile: extent of a tile in pixels with its margins; larger if the margins would be most of it. An image of no
-            more pixels is filtered in one call.
-
-    Returns:
-        `[channels, height, width]`, equal to the filter of the whole image up to the order of its sums.
+    The result equals the filter of the whole image up to the order of its sums. `tile` is the extent of a tile in
+    pixels with its margins; an image of no more pixels is filtered in one call. `method="auto"` chooses one method for
+    the whole image. `progress` is called with the share that is done.
 
     >>> image = torch.rand(3, 40, 50)
     >>> tiles = filter_in_tiles(image, image, 1.0, 0.2, tile=30)

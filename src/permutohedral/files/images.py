@@ -196,11 +196,7 @@ def denoise_image(
         sigma: standard deviation of the noise, white is 255; default estimated for each image.
         strength: factor of the noise that is removed; less than 1 leaves more texture.
         model: name of a shipped model, default "auto".
-        recursive, errors, progress: see `filter_image`.
-
-    Raises:
-        InputError: a file cannot be read, or the format of the output cannot hold the image.
-        StorageError: an output cannot be written.
+        recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
     denoiser = Denoiser(model)
 

@@ -74,8 +74,8 @@ def upsample_map(
 ) -> list[GuidedResult]:
     """Upsample small maps to the size of photos, along the edges of the photos.
 
-    Maps are images of 8 or 16 bits, TIFF files of floats, or .npy files `[height, width]` or
-    `[channels, height, width]`. The result keeps their range and bits. NaN and transparent pixels are filled.
+    Maps are images of 8 or 16 bits, TIFF files of floats, or .npy files `[height, width]` or `[channels, height,
+    width]`. The result keeps their range and bits. NaN and transparent pixels are filled.
 
     Args:
         sources: maps, or folders of maps.
@@ -89,11 +89,7 @@ def upsample_map(
         smoothness: see `ph.bilateral_solver`.
         sample_weight: image (white is certain) or .npy file, or a folder of them; 0 is unknown.
         unknown: number that marks unknown samples.
-        recursive, errors, progress: see `filter_image`.
-
-    Raises:
-        InputError: a file cannot be read or does not fit.
-        StorageError: an output cannot be written.
+        recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
     photos, weights = Path(guide), optional_path(sample_weight)
     files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
@@ -135,11 +131,7 @@ def solve_map(
         smoothness: see `ph.bilateral_solver`.
         sigma_space: bandwidth in pixels, default 8.
         sigma_luma, sigma_chroma, unknown: see `upsample_map`.
-        recursive, errors, progress: see `filter_image`.
-
-    Raises:
-        InputError: a file cannot be read or does not fit.
-        StorageError: an output cannot be written.
+        recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
     photos, weights = Path(guide), optional_path(sample_weight)
     files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
@@ -219,11 +211,7 @@ def colorize_image(
         sigma_space: bandwidth in pixels.
         sigma_luma: bandwidth in brightness; white is 1.
         smoothness: see `ph.bilateral_solver`.
-        recursive, errors, progress: see `filter_image`.
-
-    Raises:
-        InputError: a file cannot be read or does not fit.
-        StorageError: an output cannot be written.
+        recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
     place = Path(strokes)
 

@@ -22,9 +22,6 @@ _NOTES = ".permutohedral"
 class PartialStore:
     """Folder that becomes `target` once all of its parts are written.
 
-    Attributes:
-        target: the final name.
-
     >>> PartialStore(Path("out.zarr")).folder
     PosixPath('out.zarr.unfinished')
     """
@@ -38,12 +35,7 @@ class PartialStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the target; the system releases it when a process is killed.
-
-        Raises:
-            InputError: another process holds it.
-            StorageError: the parent folder cannot be written.
-        """
+        """Hold the lock of the target; the system releases it when a process is killed."""
         from filelock import FileLock, Timeout
 
         path = self.target.with_name(self.target.name + ".lock")
@@ -66,16 +58,9 @@ class PartialStore:
     def begin(self, settings: Mapping[str, Any], resume: bool) -> Any:
         """Create the folder, or resume what an interrupted call left.
 
-        Args:
-            settings: everything that determines the result, as JSON; resuming with others raises.
-            resume: whether to resume instead of starting again, which deletes the folder with a warning.
-
-        Returns:
-            the division that `record` stored if the call resumes, else None.
-
-        Raises:
-            InputError: the folder was started with other settings, or was not created by this package.
-            StorageError: the folder cannot be written.
+        `settings` is everything that determines the result, as JSON; resuming with others raises. Without `resume`, a
+        folder of an interrupted call is deleted with a warning. Returns the division that `record` stored if the call
+        resumes.
         """
         notes = self.folder / _NOTES
         if resume and (notes / "settings.json").is_file():
@@ -105,11 +90,7 @@ class PartialStore:
 
     @contextmanager
     def writing(self, part: tuple[int, ...]) -> Iterator[None]:
-        """Mark a part as done once the block that writes it ends.
-
-        Raises:
-            StorageError: the part cannot be written.
-        """
+        """Mark a part as done once the block that writes it ends."""
         try:
             yield
             self._mark(part).touch()
@@ -117,12 +98,9 @@ class PartialStore:
             raise cannot_write(self.target, error) from error
 
     def finish(self) -> None:
-        """Rename the folder to the target and delete what the target was before.
+        """Rename the folder to the target, and delete the previous target.
 
         An interruption before the renaming can be resumed.
-
-        Raises:
-            StorageError: it cannot be renamed.
         """
         replaced = self.target.with_name(f"{self.target.name}.replaced.{os.getpid()}")
         try:
@@ -144,11 +122,7 @@ class PartialStore:
 
 
 def check_settings(path: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise unless the settings to resume with are those that `path` was started with.
-
-    Raises:
-        InputError: they differ.
-    """
+    """Raise unless the settings to resume with are those that `path` was started with."""
     # compared as text, since NaN in attributes differs from itself
     changed = [key for key in settings if json.dumps(begun.get(key)) != json.dumps(settings[key])]
     if changed:

@@ -213,13 +213,7 @@ def follow_edges(
     settings: SegmentationSettings,
     report: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """Return the marginals of a dense CRF over a photo.
-
-    Args:
-        energies: `[labels, height, width]`.
-        pixels: photo `[channels, height, width]`.
-        settings: kernels and iterations.
-        report: called with the share that is done.
+    """Return the marginals of a dense CRF over a photo, `[labels, height, width]`.
 
     >>> follow_edges(torch.rand(3, 20, 30), torch.rand(3, 20, 30), SegmentationSettings()).shape
     torch.Size([3, 20, 30])

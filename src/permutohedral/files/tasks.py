@@ -11,26 +11,15 @@ from permutohedral.files.settings import Progress
 
 
 class TaskPool:
-    """Computes delayed objects of Dask, one after another or on the workers of a client.
-
-    Args:
-        client: `distributed.Client`; None runs tasks in this process.
-    """
+    """Compute delayed objects of Dask on the workers of `client`, or without one in this process."""
 
     def __init__(self, client: Any = None) -> None:
         self.client = client
 
     def run(self, tasks: Sequence[Any], stage: str, progress: Progress | None = None) -> None:
-        """Compute tasks and drop their results.
+        """Compute tasks and drop their results; call `progress` after each.
 
-        Args:
-            tasks: delayed objects.
-            stage: name for `progress`.
-            progress: called after each task.
-
-        Raises:
-            BackendUnavailable: all workers were lost.
-            MemoryLimitError: a task killed several workers.
+        Raises `BackendUnavailable` if all workers were lost, `MemoryLimitError` if a task killed several of them.
         """
         for done, _ in enumerate(self._compute(tasks), start=1):
             if progress is not None:
@@ -64,15 +53,7 @@ class TaskPool:
 
 @contextmanager
 def open_pool(workers: int = 0, memory: str | None = None, scheduler: str | None = None) -> Iterator[TaskPool]:
-    """Open a pool of workers for a `with` block.
-
-    Args:
-        workers: worker processes to start on this machine; 0 runs tasks in this process.
-        memory: limit per worker, such as "2GiB"; default: an equal share. Implies one worker.
-        scheduler: address of an existing Dask scheduler to use instead.
-
-    Raises:
-        InputError: the arguments conflict, or there is no such scheduler.
+    """Open a pool of workers for a `with` block; see `filter_array`. `memory` implies one worker.
 
     >>> from dask.delayed import delayed
     >>> with open_pool() as pool:

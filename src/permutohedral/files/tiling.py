@@ -101,15 +101,9 @@ class Tiling:
 
 
 def largest_tile_side(space: Sequence[int], margins: Sequence[int], max_points: int) -> int:
-    """Return the side of the largest tile with at most `max_points` samples, margins included.
+    """Return the side of the largest tile with at most `max_points` samples, margins included; 0 if none fits.
 
-    Args:
-        space: extents of the array along its spatial axes; no tile is larger.
-        margins: for each of these axes.
-        max_points: samples that fit into memory.
-
-    Returns:
-        0 if not even a tile of one sample fits.
+    `space` has the extents of the array along its spatial axes; no tile is larger.
 
     >>> largest_tile_side((100, 100, 100), (4, 4, 4), 10**6), largest_tile_side((100, 100), (10, 10), 40**2)
     (100, 20)
@@ -161,16 +155,10 @@ def filter_bilateral_tile(
 
 
 def filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], tile: Tile, dtype: Any) -> NDArray[Any]:
-    """Filter NumPy blocks of one tile and cut off the margins.
+    """Filter NumPy blocks of one tile, `[*space, channels]` with margins, and cut off the margins.
 
-    Args:
-        run: called with values `[channels, *space]`, the origin, and the guide if there is one.
-        blocks: Values, and optionally a guide, `[*space, channels]`, with margins.
-        tile: where the blocks lie, along the spatial axes.
-        dtype: of the result; integers are rounded.
-
-    Returns:
-        `[*space, channels]` without margins.
+    `blocks` has the values, and optionally a guide. `run` is called with values `[channels, *space]`, the origin, and
+    the guide. Integers are rounded.
     """
     dtype_within = working_dtype(blocks[0].dtype)
     tensors = [_to_tensor(block, dtype_within).movedim(-1, 0) for block in blocks]

@@ -131,10 +131,7 @@ def kernels_of(photo: Tensor, near: Tensor, settings: CutoutSettings) -> list[ph
 def color_energies(photo: Tensor, trimap: Trimap, foreground: Tensor) -> Tensor:
     """Return energies of background and foreground at unknown pixels by color, float32 `[2, height, width]`.
 
-    Args:
-        photo: `[3, height, width]`.
-        trimap: the known pixels.
-        foreground: bool `[height, width]`, current estimate of the foreground.
+    `foreground`, bool `[height, width]`, is the current estimate of the foreground.
     """
     if not bool(trimap.background.any()) or not bool(foreground.any()):
         raise InputError("trimap has no background, or no unknown or foreground pixels; mark both")
@@ -150,11 +147,7 @@ def color_energies(photo: Tensor, trimap: Trimap, foreground: Tensor) -> Tensor:
 def energies_of(colors: Tensor, trimap: Trimap, weight: float | Tensor, foreground: float | Tensor) -> Tensor:
     """Return the unary energies `[2, height, width]` of known and unknown pixels.
 
-    Args:
-        colors: from `color_energies`.
-        trimap: the known pixels.
-        weight: of the colors.
-        foreground: additional energy of foreground.
+    `weight` is that of the color energies, and `foreground` an additional energy of foreground.
     """
     known = torch.stack([trimap.foreground, ~trimap.foreground & ~trimap.unknown]).to(colors.dtype)
     weighted = torch.stack([weight * colors[BACKGROUND], weight * colors[FOREGROUND] + foreground])
@@ -189,12 +182,7 @@ class Mixture:
 
 
 def fit_mixture(colors: Tensor, components: int = 5, steps: int = 5) -> Mixture:
-    """Fit a mixture by expectation maximization; the start is deterministic.
-
-    Args:
-        colors: `[colors, channels]`, at least one.
-        components: number of Gaussians with full covariances.
-        steps: iterations.
+    """Fit a mixture to `[colors, channels]` by expectation maximization; the start is deterministic.
 
     >>> colors = torch.linspace(0, 0.1, 50)[:, None] + torch.tensor([0.0, 1.0])[:, None, None]
     >>> fit_mixture(colors.reshape(-1, 1), components=2).means.flatten()

@@ -95,15 +95,9 @@ class PermutohedralBlock(nn.Module):
         nn.init.normal_(self.mix.weight, std=0.1 / lattice_channels**0.5)
 
     def features(self, rows: Tensor, size: tuple[int, int], origin: Origin = (0, 0)) -> Tensor:
-        """Return position and bounded embedding of every grid point.
+        """Return position and bounded embedding of every grid point, float32 `[batch, points, 2 + dimension]`.
 
-        Args:
-            rows: hidden values, `[batch, height * width, channels]`.
-            size: height and width.
-            origin: (y, x) of the first grid point.
-
-        Returns:
-            float32 `[batch, height * width, 2 + embedding_dimension]`.
+        `rows` are hidden values `[batch, height * width, channels]`; `origin` is (y, x) of the first grid point.
         """
         axes = [torch.arange(n, device=rows.device, dtype=torch.float32) + o for n, o in zip(size, origin, strict=True)]
         position = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 2)

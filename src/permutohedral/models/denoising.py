@@ -83,9 +83,7 @@ class PermutohedralDenoiser(nn.Module):
     def features(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
         """Return position and gray value in standard deviations, `[batch, height * width, 3]`.
 
-        Args:
-            noisy: `[batch, 1, height, width]`.
-            origin: (y, x) of the first pixel, for a tile on the lattice of the whole image.
+        `origin` is (y, x) of the first pixel, for a tile on the lattice of the whole image.
         """
         height, width = noisy.shape[-2:]
         shift = torch.tensor(origin, dtype=noisy.dtype, device=noisy.device)
@@ -102,15 +100,7 @@ class PermutohedralDenoiser(nn.Module):
 class CombinedDenoiser(nn.Module):
     """Sum a permutohedral and a spatial convolution: the paper's "PCNN + CNN".
 
-    It starts as "PCNN Gauss".
-
-    Args:
-        sigma_space: see `PermutohedralDenoiser`.
-        sigma_color: see `PermutohedralDenoiser`.
-        neighborhood_size: see `PermutohedralDenoiser`.
-        learn_sigma: see `PermutohedralDenoiser`.
-        size: see `SpatialDenoiser`.
-        padding_mode: see `SpatialDenoiser`.
+    It starts as "PCNN Gauss". See `PermutohedralDenoiser` and `SpatialDenoiser` for the arguments.
 
     >>> sum(parameter.numel() for parameter in CombinedDenoiser().parameters())
     90

@@ -31,14 +31,7 @@ _AUTO = ("deep_small", "pcnn_cnn")
 
 @dataclass(frozen=True)
 class Entry:
-    """One trained model.
-
-    Attributes:
-        name: such as "pcnn_cnn".
-        kind: of `build_denoiser`.
-        options: of `build_denoiser`.
-        noise: standard deviation of the noise in training; white is 255.
-    """
+    """One trained model; kind and options of `build_denoiser`, and the noise in training, white is 255."""
 
     name: str
     kind: str
@@ -52,11 +45,7 @@ class Entry:
 
 
 def build_denoiser(kind: str, options: dict[str, Any]) -> nn.Module:
-    """Build an untrained denoiser.
-
-    Args:
-        kind: "identity", "spatial", "permutohedral", "combined" or "deep".
-        options: arguments of its class.
+    """Build an untrained denoiser of one of the kinds in `_MODELS`; options are arguments of its class.
 
     >>> build_denoiser("spatial", {"size": 3}).weight.numel()
     9
@@ -84,9 +73,6 @@ def shipped_models() -> dict[str, list[float]]:
 def choose_model(name: str = DEFAULT_MODEL, noise: float = 25.0) -> str:
     """Return the model for this noise: "auto" is "deep_small", or "pcnn_cnn" for little noise.
 
-    Raises:
-        InputError: the name is unknown, or the noise is too low for the model.
-
     >>> choose_model("auto", noise=25.0), choose_model("auto", noise=5.0)
     ('deep_small', 'pcnn_cnn')
     """
@@ -106,11 +92,7 @@ def choose_model(name: str = DEFAULT_MODEL, noise: float = 25.0) -> str:
 
 
 def load_pretrained(name: str = DEFAULT_MODEL, noise: float = 25.0) -> tuple[nn.Module, float]:
-    """Load the shipped denoiser of the nearest noise level; return it and that level.
-
-    Args:
-        name: "auto" or one of `shipped_models()`; see `choose_model`.
-        noise: standard deviation of the noise to remove; white is 255.
+    """Load the shipped denoiser of the nearest noise level, white is 255; return it and that level.
 
     >>> model, trained_for = load_pretrained("pcnn_cnn", noise=24.0)
     >>> trained_for

@@ -18,10 +18,7 @@ def new_token() -> str:
 class TokenRequired:
     """Reject requests without the token, in the address or in a cookie that this server has set.
 
-    Args:
-        app: application to protect, sockets included.
-        token: the token.
-        port: of the server; part of the cookie's name, since browsers send cookies to all ports of a machine.
+    The port of the server is part of the cookie's name, since browsers send cookies to all ports of a machine.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:

@@ -35,14 +35,7 @@ _MIDDLE = 96
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a tab.
-
-    Attributes:
-        layer: its image.
-        seconds: wall time, with reading and writing files.
-        details: HTML fragments for the status line.
-        files: names of downloads, and functions that return their content.
-    """
+    """Result of a tab: layer, wall time with files, HTML for the status line, and downloads by name."""
 
     layer: Layer
     seconds: float
@@ -88,13 +81,7 @@ def preview_filter(photo: Photo, options: dict[str, Any]) -> Layer:
 
 
 def add_noise(photo: Photo, sigma: float, path: Path) -> ImageData:
-    """Write the photo with noise to a file; the noise is the same each time.
-
-    Args:
-        photo: the photo.
-        sigma: standard deviation of the noise; white is 255.
-        path: the file.
-    """
+    """Write the photo with noise to a file; white is 255 for `sigma`. The noise is the same each time."""
     image = photo.image
     noise = torch.randn(image.pixels.shape, generator=torch.Generator().manual_seed(0))
     noisy = (image.pixels + sigma / 255 * noise).clamp(0, 1)
@@ -163,15 +150,9 @@ def preview_segments(photo: Photo, strokes: Sequence[Stroke], options: dict[str,
 
 @dataclass(frozen=True)
 class Material:
-    """A map to upsample.
+    """A map to upsample: files of the map and its guide, height and width of the guide, the true map if known.
 
-    Attributes:
-        coarse: file of the map.
-        guide: file of the guide.
-        size: height and width of the guide.
-        truth: `[channels, height, width]`, the map at the size of the guide if it is known; white is 1.
-        low: value that is drawn black.
-        high: value that is drawn white.
+    `low` and `high` are the values that are drawn black and white.
     """
 
     coarse: Path
@@ -198,11 +179,7 @@ def shrink_colors(photo: Photo, factor: int, folder: Path) -> Material:
 
 
 def user_map(path: Path, name: str, photo: Photo) -> Material:
-    """Read the range of a map of the user, to upsample it along the edges of the photo.
-
-    Raises:
-        InputError: the file is not a map, or the map is larger than the photo.
-    """
+    """Read the range of a map of the user, to upsample it along the edges of the photo."""
     with user_name(path, name):
         values = read_map(path).values
     if any(extent > room for extent, room in zip(values.shape[1:], photo.size, strict=True)):

@@ -20,14 +20,7 @@ MAX_BYTES = 128 << 20
 
 
 class Choice:
-    """Choice between a few options.
-
-    Args:
-        name: label, also for screen readers.
-        options: values, or values with their texts.
-        start: one of the values.
-        changed: called when another value is chosen.
-    """
+    """Choice between a few values, or values with their texts; calls `changed` with another choice."""
 
     def __init__(
         self, name: str, options: Sequence[str] | dict[Any, str], start: Any, changed: Callable[[], None]

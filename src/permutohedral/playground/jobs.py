@@ -19,12 +19,7 @@ _COMMANDS = {
 
 @dataclass(frozen=True)
 class Code:
-    """Text to copy.
-
-    Attributes:
-        python: a whole program.
-        command: one line for a shell.
-    """
+    """Text to copy: a whole Python program, and one line for a shell."""
 
     python: str
     command: str
@@ -32,12 +27,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Job:
-    """One call of a function of `permutohedral.files`.
+    """One call of a function of `permutohedral.files`: its name, its files, the output last, and its options.
 
-    Attributes:
-        function: its name.
-        files: positional arguments, the output last.
-        options: keyword arguments; those that are None are left out.
+    Options that are None are left out.
 
     >>> job = Job("filter_image", ("-x.png", "smooth.png"), {"sigma_space": 4.0, "guide": None, "method": "auto"})
     >>> print(job.code().command)

@@ -31,11 +31,7 @@ def example_photo() -> Path:
 
 
 class Page:
-    """Content of one browser tab.
-
-    Args:
-        photo: the first photo; None for the example.
-    """
+    """Content of one browser tab; `photo` is the first photo, None for the example."""
 
     def __init__(self, photo: Path | None) -> None:
         ui.add_css(STYLE)

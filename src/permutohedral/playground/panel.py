@@ -24,11 +24,7 @@ _CODE_DELAY = 0.1
 
 
 class Panel:
-    """One tab.
-
-    Args:
-        session: of the browser tab.
-    """
+    """One tab of the page."""
 
     title = ""
     hint = ""

@@ -22,14 +22,9 @@ PREVIEW_PIXELS = 1 << 16
 
 @dataclass(frozen=True)
 class Layer:
-    """An image that covers a part of the photo.
+    """Uint8 planes, one gray or three of red, green and blue, that cover a part of the photo.
 
-    Attributes:
-        planes: uint8, one gray plane, or red, green and blue.
-        channels: 1 or 3.
-        height: of a plane.
-        width: of a plane.
-        region: left, top, width and height in pixels of the photo.
+    `region` has left, top, width and height in pixels of the photo.
     """
 
     planes: bytes
@@ -42,13 +37,9 @@ class Layer:
 def make_layer(
     pixels: Tensor, alpha: Tensor | None = None, factor: float = 1, corner: tuple[int, int] = (0, 0)
 ) -> Layer:
-    """Make a layer of an image on white.
+    """Make a layer of an image `[1 or 3, height, width]` on white.
 
-    Args:
-        pixels: `[1 or 3, height, width]`; white is 1.
-        alpha: `[1, height, width]`, None if the image is opaque.
-        factor: extent of a pixel, in pixels of the photo.
-        corner: x and y of the first pixel, in pixels of the photo.
+    `factor` is the extent of a pixel, and `corner` x and y of the first one, in pixels of the photo.
 
     >>> make_layer(torch.full((3, 2, 5), 0.5)).planes[:4]
     b'\\x80\\x80\\x80\\x80'
@@ -69,16 +60,9 @@ def blend_with_white(pixels: Tensor, alpha: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo, and a small copy for previews.
+    """A photo with the user's name of the file, its layer, and a small copy for previews.
 
-    Attributes:
-        path: the file.
-        name: the user's name of the file.
-        image: the photo.
-        small: `[channels, height, width]`, means over squares of `factor` pixels, weighted by alpha.
-        small_alpha: `[1, height, width]`, None if the photo is opaque.
-        factor: 1 if the photo is small.
-        layer: the photo for the page.
+    `small [channels, height, width]` has means over squares of `factor` pixels, weighted by alpha.
     """
 
     path: Path
@@ -102,11 +86,7 @@ class Photo:
 
 
 def read_photo(path: Path, name: str) -> Photo:
-    """Read a photo; messages call it `name`.
-
-    Raises:
-        InputError: the file is not an image, too large, or damaged.
-    """
+    """Read a photo; messages call it `name`."""
     with user_name(path, name):
         image = read_image(path, MAX_PIXELS)
     pixels, alpha = image.pixels.contiguous(), image.alpha

@@ -25,12 +25,8 @@ class Runner:
     """Compute requests one by one in a thread.
 
     Results are shown even if a newer request waits, so that the image follows a moving slider. The rest of the older
-    request is dropped.
-
-    Args:
-        show: called with each function that a request yields.
-        fail: called with an exception of a request.
-        idle: called when no work is left.
+    request is dropped. `show` is called with each function that a request yields, `fail` with its exception, and `idle`
+    when no work is left.
 
     >>> def request(check):
     ...     answer = 6 * 7

@@ -31,11 +31,7 @@ _ICON = (
 
 
 class Playground:
-    """The page, its layers and its downloads.
-
-    Args:
-        photo: the first photo; None for one that comes with scikit-image.
-    """
+    """The page, its layers and its downloads; `photo` is the first photo, None for the example."""
 
     def __init__(self, photo: Path | None) -> None:
         self.sessions: dict[str, Session] = {}
@@ -65,18 +61,7 @@ class Playground:
 
 
 def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C.
-
-    Args:
-        photo: see `Playground`.
-        host: address to listen at.
-        port: 0 chooses a free one.
-        open_browser: whether to open the page in the user's browser.
-        announce: called with the address of the page when it is served.
-
-    Raises:
-        InputError: the address cannot be used.
-    """
+    """Serve the page until Ctrl-C; port 0 chooses a free one. `announce` is called with the address."""
     listener = _listen(host, port)
     port, token = listener.getsockname()[1], new_token()
     name = f"[{host}]" if ":" in host else host

@@ -26,12 +26,7 @@ REST = 0.25
 
 
 class Session:
-    """One browser tab.
-
-    Args:
-        fail: called with an error to show.
-        busy: called with whether something is computed.
-    """
+    """One browser tab; `fail` is called with an error to show, `busy` with whether something is computed."""
 
     def __init__(self, fail: Callable[[Exception], None], busy: Callable[[bool], None]) -> None:
         self.key = uuid.uuid4().hex

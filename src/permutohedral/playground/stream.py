@@ -21,13 +21,9 @@ class LayerStream:
         self._connections: set[_Connection] = set()
 
     def put(self, name: str, layer: Layer | None, kind: str, number: int) -> None:
-        """Send a layer in place of waiting layers of the same name.
+        """Send a layer in place of waiting layers of the same name; None removes the layer.
 
-        Args:
-            name: of the layer.
-            layer: None to remove the layer of this name.
-            kind: "before", "preview" or "full".
-            number: of the request.
+        `kind` is "before", "preview" or "full", and `number` that of the request.
         """
         message = _encode(name, layer, kind, number)
         self._newest[name] = message

@@ -20,13 +20,7 @@ BRUSHES: tuple[tuple[int, int, int], ...] = ((30, 136, 229), (67, 160, 71), (229
 
 @dataclass(frozen=True)
 class Stroke:
-    """A line drawn with the mouse.
-
-    Attributes:
-        label: index of a brush.
-        radius: in pixels of the photo.
-        points: x and y of each corner, in pixels of the photo.
-    """
+    """A line drawn with a brush; `radius` and `points` (x and y) are in pixels of the photo."""
 
     label: int
     radius: float
@@ -34,13 +28,9 @@ class Stroke:
 
 
 def draw_strokes(strokes: Sequence[Stroke], height: int, width: int, factor: int = 1) -> NDArray[Any]:
-    """Draw strokes on a photo that is smaller by `factor`.
+    """Draw strokes on a photo that is smaller by `factor`; return int64 labels `[height, width]`, -1 for none.
 
-    Returns:
-        int64 `[height, width]`: the label of each pixel, -1 where there is no stroke.
-
-    Raises:
-        InputError: fewer than two labels are visible.
+    Raises `InputError` if fewer than two labels are visible.
     """
     image = Image.new("L", (width, height), 0)
     draw = ImageDraw.Draw(image)

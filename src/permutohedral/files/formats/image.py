@@ -88,12 +88,8 @@ class ImageData:
 def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
     """Read an image in any format of Pillow, turned upright; "-" is stdin.
 
-    Args:
-        path: the file.
-        max_pixels: largest size, default `MAX_PIXELS` or the environment variable `PERMUTOHEDRAL_MAX_PIXELS`.
-
-    Raises:
-        InputError: the file is missing, damaged, too large, not an image, or has several frames.
+    Raises `InputError` if the file is missing, damaged, not an image, has several frames, or more than `max_pixels`.
+    The default is `MAX_PIXELS`, or the environment variable `PERMUTOHEDRAL_MAX_PIXELS`.
     """
     source = io.BytesIO(sys.stdin.buffer.read()) if path == STREAM else path
     try:
@@ -224,11 +220,7 @@ def format_of(path: Path) -> str | None:
 
 
 def check_output(path: Path, image: ImageData | None = None) -> None:
-    """Check before any work that `path` can be written, and that its format can hold `image`.
-
-    Raises:
-        InputError: the folder does not exist, or the ending names no format or one that cannot hold the image.
-    """
+    """Raise `InputError` before any work if `path` cannot be written, or its format cannot hold `image`."""
     if path != STREAM:
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {path.parent}")
@@ -259,12 +251,7 @@ def _check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
 def write_image(image: ImageData, path: Path) -> list[str]:
     """Write an image atomically in the format of the ending; "-" is stdout.
 
-    Returns:
-        the names of the metadata that the format cannot hold.
-
-    Raises:
-        InputError: the format cannot hold the image.
-        StorageError: the file cannot be written.
+    Returns the names of the metadata that the format cannot hold. Raises `InputError` if it cannot hold the image.
     """
     check_output(path)
     # in memory first: Pillow's encoders ignore a short write to a full disk
@@ -281,11 +268,7 @@ def write_image(image: ImageData, path: Path) -> list[str]:
 
 
 def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
-    """Return the content that `write_image` writes, and the names of the metadata that are lost.
-
-    Raises:
-        InputError: the format cannot hold the image.
-    """
+    """Return the content that `write_image` writes, and the names of the metadata that are lost."""
     integers, kind, metadata = _to_integers(image), _output_format(image, path), image.metadata
     _check_format(kind, path, integers.shape[2], integers.dtype == np.uint16)
     # a format may limit the length of metadata; the image is worth more

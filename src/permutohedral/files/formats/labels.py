@@ -49,15 +49,7 @@ class LabelMap:
 
 
 def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
-    """Read an image whose colors are labels; transparent pixels are unknown.
-
-    Args:
-        path: the image file.
-        black_is_a_label: whether black is a label; otherwise black pixels are unknown.
-
-    Raises:
-        InputError: the image has fewer than two colors, or too many for a label map.
-    """
+    """Read an image whose colors are labels; transparent pixels are unknown, and black ones by default."""
     image = read_image(path)
     levels = (image.pixels * image.levels).round().long()
     red, green, blue = levels if len(levels) == 3 else levels.expand(3, -1, -1)
@@ -128,11 +120,7 @@ def blend_labels(photo: Tensor, labels: LabelMap) -> Tensor:
 
 
 def read_probabilities(path: Path, height: int, width: int) -> Tensor:
-    """Read probabilities of labels, float32 `[labels, height, width]`, from a .npy file.
-
-    Raises:
-        InputError: the file cannot be read, or has another shape.
-    """
+    """Read probabilities of labels, float32 `[labels, height, width]`, from a .npy file."""
     array = load_array(path)
     if array.dtype.kind != "f" or array.ndim != 3:
         raise InputError(f"{path} must hold one array of probabilities, of floats [labels, height, width]")

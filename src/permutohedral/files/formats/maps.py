@@ -37,11 +37,7 @@ class Map:
 
 
 def read_map(path: Path, unknown: float | None = None) -> Map:
-    """Read a map; transparent pixels, and those equal to `unknown`, become NaN.
-
-    Raises:
-        InputError: the file is missing, or is not a map.
-    """
+    """Read a map; transparent pixels, and those equal to `unknown`, become NaN."""
     if path.suffix == ".npy":
         found = Map(_from_array(load_array(path), path))
     elif path.suffix.lower() in _TIFF and (floats := _read_floats(path)) is not None:
@@ -115,11 +111,7 @@ def list_maps(folder: Path, recursive: bool = False) -> list[Path]:
 
 
 def check_map_output(path: Path, source: Path) -> None:
-    """Check before any work that the map of `source` can be written to `path`.
-
-    Raises:
-        InputError: the folder does not exist, the format cannot hold the numbers, or both are the same file.
-    """
+    """Raise `InputError` before any work if the map of `source` cannot be written to `path`."""
     if path.resolve() == source.resolve():
         raise InputError(f"the result would overwrite {source}; name another file")
     if path.suffix == ".npy":
@@ -132,11 +124,7 @@ def check_map_output(path: Path, source: Path) -> None:
 
 
 def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
-    """Write a map with the range and the bits of the file that `like` was read from.
-
-    Returns:
-        the names of the metadata that the format cannot hold.
-    """
+    """Write a map with the range and the bits of `like`; return the names of the metadata that are lost."""
     array = values.detach().cpu().numpy()
     array = array[0] if len(array) == 1 else array
     content = io.BytesIO()

@@ -29,11 +29,7 @@ Source = Path | io.BytesIO
 
 
 def open_image(source: Source) -> Image.Image:
-    """Open an image without decoding it, including TIFF files of gray and alpha with 16 bits.
-
-    Raises:
-        UnidentifiedImageError: the format is unknown.
-    """
+    """Open an image without decoding it, including TIFF files of gray and alpha with 16 bits."""
     try:
         return Image.open(source)
     except UnidentifiedImageError:
@@ -56,12 +52,7 @@ def _content(source: Source, length: int = -1) -> bytes:
 def read_wide(image: Image.Image, source: Source) -> NDArray[np.uint16] | None:
     """Return `[height, width, 1 to 4 channels]` upright, or None if `image` has 8 bits or one channel.
 
-    Args:
-        image: from `open_image(source)`.
-        source: the file.
-
-    Raises:
-        ValueError: the file is damaged, or has other colors than gray and RGB.
+    Raises `ValueError` if the file is damaged, or has other colors than gray and RGB.
     """
     if image.format == "PNG":
         header = _content(source, 26)
@@ -148,13 +139,7 @@ def dropped_bits(image: Image.Image, source: Source) -> str | None:
 
 
 def encode_wide(numbers: NDArray[np.uint16], kind: str, options: Mapping[str, Any]) -> bytes:
-    """Encode `[height, width, 2 to 4 channels]` as one of `WIDE_FORMATS`.
-
-    Args:
-        numbers: the image.
-        kind: the format.
-        options: Pillow's options for metadata.
-    """
+    """Encode `[height, width, 2 to 4 channels]` as one of `WIDE_FORMATS`, with Pillow's options for metadata."""
     height, width, channels = numbers.shape
     content = io.BytesIO()
     if kind == "PNG":

@@ -14,11 +14,8 @@ STYLE = Path(__file__).parent / "style.css"
 class Viewer(Element, component="viewer.js", esm={"playground-layers": "layers"}):
     """Before and after under one divider, zoom, and strokes.
 
-    Args:
-        session: key of the session.
-        layers: names of the layers "before" and "after".
-        names: of the two sides.
-        on_stroke: called with a stroke when the mouse button is released.
+    `layers` has the names of the layers "before" and "after", `names` those of the two sides. `on_stroke` is called
+    with a stroke when the mouse button is released.
     """
 
     def __init__(
@@ -42,15 +39,7 @@ class Viewer(Element, component="viewer.js", esm={"playground-layers": "layers"}
 
 
 class Slider(Element, component="slider.js"):
-    """Slider over a list of round numbers.
-
-    Args:
-        name: label, also for screen readers.
-        values: numbers from left to right.
-        start: one of the numbers.
-        unit: text after the number.
-        changed: called when the slider moves.
-    """
+    """Slider over a list of round numbers; `unit` is the text after the number."""
 
     def __init__(
         self, name: str, values: Sequence[float], start: float, unit: str, changed: Callable[[], None]
@@ -87,11 +76,7 @@ class Progress(Element, component="progress.js"):
 
 
 class Tab(Element, component="tab.js"):
-    """Content of a tab, hidden at first.
-
-    Args:
-        title: of the tab.
-    """
+    """Content of a tab, hidden at first."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
