@@ -206,7 +206,7 @@ def _check_normalization(normalization: Normalization, known: Sequence[Normaliza
     if normalization not in known:
         raise InputError(
             f"the exact method has the normalizations {', '.join(map(repr, known))}, got {normalization!r}; those that "
-            "divide by what lies on lattice points need method='separable'"
+            "divide by what lies on lattice points need method='lattice'"
         )
 
 
