@@ -288,7 +288,7 @@ FILTERS: dict[str, ErrorCase] = {
     "method": (
         lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2), method="fast"),  # type: ignore[call-overload]
         InputError,
-        "'separable', 'dense', 'exact', 'auto', got 'fast'",
+        "'lattice', 'dense', 'exact', 'auto', got 'fast'",
     ),
     "both_features_and_lattice": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7), lattice=lattice_of(5, 2)),
@@ -321,16 +321,16 @@ FILTERS: dict[str, ErrorCase] = {
         r"unsqueeze\(-3\)",
     ),
     "integer_image": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.uint8), sigma_space=1.0, sigma_color=1.0),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), sigma_space=1.0, sigma_color=1.0),
         InputError,
-        r"uint8.*image.float\(\) / 255",
+        "image must be floating, got torch.int16",
     ),
     "integer_guide": (
         lambda: ph.bilateral_filter(
-            zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5, dtype=torch.uint8)
+            zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5, dtype=torch.int16)
         ),
         InputError,
-        "^guide must be floating, got torch.uint8",
+        "^guide must be floating, got torch.int16",
     ),
     "gray_guide": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(4, 5)),
@@ -352,7 +352,7 @@ FILTERS: dict[str, ErrorCase] = {
     "weights_of_a_row": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, sample_weight=zeros(5)),
         InputError,
-        r"weights must be \[4, 5\].*got \[5\]",
+        r"sample_weight must be \[4, 5\].*got \[5\]",
     ),
     "guide_of_another_size": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 5, 4)),

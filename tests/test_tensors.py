@@ -34,21 +34,6 @@ def sigma_of(*numbers: float) -> Tensor:
 
 
 NOT_TENSORS: dict[str, ErrorCase] = {
-    "picture": (
-        lambda: ph.bilateral_filter(array(3, 8, 8), sigma_space=1.0, sigma_color=0.1),
-        InputError,
-        "image.*ndarray.*torch.as_tensor",
-    ),
-    "guide": (
-        lambda: ph.bilateral_filter(zeros(3, 8, 8), sigma_space=1.0, sigma_color=0.1, guide=array(1, 8, 8)),
-        InputError,
-        "ndarray.*torch.as_tensor",
-    ),
-    "image_beside_a_guide": (
-        lambda: ph.bilateral_filter(array(3, 8, 8), sigma_space=1.0, sigma_color=0.1, guide=zeros(1, 8, 8)),
-        InputError,
-        "image.*ndarray.*torch.as_tensor",
-    ),
     "colors": (lambda: ph.features.colors(array(3, 8, 8)), InputError, "image.*ndarray.*torch.as_tensor"),
     "features_to_join": (lambda: ph.features.join(zeros(3, 1), array(3, 1)), InputError, "features.*ndarray"),
     "values": (lambda: ph.gaussian_filter(array(5, 1), zeros(5, 2)), InputError, "values.*ndarray.*torch.as_tensor"),
@@ -213,7 +198,7 @@ def test_values_without_channels(points: int, gradient: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"lattice": True, "halo": 1}])
+@pytest.mark.parametrize("options", [{}, {"separable": True, "halo": 1}])
 @pytest.mark.parametrize("apart", [False, True])
 def test_saved_lattice_loads_with_weights_only(options: dict[str, Any], apart: bool) -> None:
     features, values = torch.rand(50, 2, device=DEVICE), torch.rand(50, 3, device=DEVICE)

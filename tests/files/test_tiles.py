@@ -29,7 +29,7 @@ import permutohedral as ph
 def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1000
 
-ph.bilateral_filter(torch.rand(3, 9, 9), 1.0, 1.0)
+ph.bilateral_filter(torch.rand(3, 9, 9), sigma_space=1.0, sigma_color=1.0)
 before = peak()
 ph.files.filter_image(*sys.argv[1:3], sigma_space=4.0, sigma_color=0.1, method="lattice", tile=int(sys.argv[3]))
 print(peak() - before)

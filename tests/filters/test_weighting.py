@@ -51,7 +51,7 @@ def test_the_weighted_mean(method: Any, apart: bool, dtype: torch.dtype) -> None
     targets = features[:6] + 0.3 if apart else None
     numerator, mass = expected(values, features, weights, targets, method)
     assert mass.min() > 0
-    options: dict[str, Any] = {"target_features": targets, "method": method, "weights": weights}
+    options: dict[str, Any] = {"target_features": targets, "method": method, "sample_weight": weights}
     assert_close(ph.gaussian_filter(values, features, **options), numerator / mass[:, None])
     mean, actual_mass = ph.gaussian_filter(values, features, **options, return_mass=True)
     assert_close(mean, numerator / mass[:, None])
@@ -234,11 +234,11 @@ def test_layers_take_weights() -> None:
     values, features, weights = scatter()
     layer = ph.nn.GaussianFilter(3, method="dense")
     assert_close(
-        layer(values, features, weights=weights),
+        layer(values, features, sample_weight=weights),
         ph.gaussian_filter(values, features, method="dense", sample_weight=weights),
     )
     image, mask = picture()
-    filtered = ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.4).to(DEVICE)(image, weights=mask)
+    filtered = ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.4).to(DEVICE)(image, sample_weight=mask)
     assert_close(
         filtered, ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask), torch.float32
     )
@@ -256,14 +256,26 @@ def spoiled(number: float, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 ERRORS: dict[str, ErrorCase] = {
-    "list": (lambda: gaussian(weights=[1.0] * 17), InputError, "weights must be a torch.Tensor"),
-    "integers": (lambda: gaussian(weights=torch.ones(17, dtype=torch.int64)), InputError, "bool or floating.*int64"),
-    "column": (lambda: gaussian(weights=torch.ones(17, 1, device=DEVICE)), InputError, r"\[17\].*got \[17, 1\]"),
-    "too_few": (lambda: gaussian(weights=torch.ones(16, device=DEVICE)), InputError, r"weights must be \[17\]"),
-    "one": (lambda: gaussian(weights=torch.tensor(1.0, device=DEVICE)), InputError, r"got \[\]"),
-    "elsewhere": (lambda: gaussian(weights=torch.ones(17, device="meta")), InputError, "weights are on meta"),
+    "list": (lambda: gaussian(sample_weight=[1.0] * 17), InputError, "sample_weight must be a torch.Tensor"),
+    "integers": (
+        lambda: gaussian(sample_weight=torch.ones(17, dtype=torch.int64)),
+        InputError,
+        "bool or floating.*int64",
+    ),
+    "column": (lambda: gaussian(sample_weight=torch.ones(17, 1, device=DEVICE)), InputError, r"\[17\].*got \[17, 1\]"),
+    "too_few": (
+        lambda: gaussian(sample_weight=torch.ones(16, device=DEVICE)),
+        InputError,
+        r"sample_weight must be \[17\]",
+    ),
+    "one": (lambda: gaussian(sample_weight=torch.tensor(1.0, device=DEVICE)), InputError, r"got \[\]"),
+    "elsewhere": (
+        lambda: gaussian(sample_weight=torch.ones(17, device="meta")),
+        InputError,
+        "sample_weight is on meta",
+    ),
     "density": (
-        lambda: gaussian(weights=torch.ones(17, device=DEVICE), normalization="density"),
+        lambda: gaussian(sample_weight=torch.ones(17, device=DEVICE), normalization="density"),
         InputError,
         "'homogeneous' and 'none', not with 'density'",
     ),
@@ -272,18 +284,26 @@ ERRORS: dict[str, ErrorCase] = {
             picture()[0], sigma_space=2.0, sigma_color=0.4, sample_weight=torch.ones(1, 5, 6, device=DEVICE)
         ),
         InputError,
-        r"weights must be \[5, 6\].*got \[1, 5, 6\]",
+        r"sample_weight must be \[5, 6\].*got \[1, 5, 6\]",
     ),
 }
 # what can only be known by looking at the numbers
 NUMBERS: dict[str, ErrorCase] = {
-    "negative": (lambda: gaussian(weights=torch.linspace(-1, 1, 17)), InputError, "not negative"),
-    "weight_nan": (lambda: gaussian(weights=torch.full((17,), torch.nan)), InputError, "weights must be finite"),
-    "weight_infinite": (lambda: gaussian(weights=torch.full((17,), torch.inf)), InputError, "weights must be finite"),
-    "nan": (lambda: gaussian(values=spoiled(torch.nan)), InputError, "1 of 34 are NaN.*give weights"),
+    "negative": (lambda: gaussian(sample_weight=torch.linspace(-1, 1, 17)), InputError, "not negative"),
+    "weight_nan": (
+        lambda: gaussian(sample_weight=torch.full((17,), torch.nan)),
+        InputError,
+        "sample_weight must be finite",
+    ),
+    "weight_infinite": (
+        lambda: gaussian(sample_weight=torch.full((17,), torch.inf)),
+        InputError,
+        "sample_weight must be finite",
+    ),
+    "nan": (lambda: gaussian(values=spoiled(torch.nan)), InputError, "1 of 34 are NaN.*give sample_weight"),
     "infinite": (lambda: gaussian(values=spoiled(-torch.inf)), InputError, "1 of 34 are NaN or infinite"),
     "nan_that_counts": (
-        lambda: gaussian(values=spoiled(torch.nan), weights=torch.ones(17)),
+        lambda: gaussian(values=spoiled(torch.nan), sample_weight=torch.ones(17)),
         InputError,
         "values must be finite",
     ),
@@ -344,7 +364,7 @@ def test_learned_filters_count_a_point_as_often_as_its_weight_says(normalization
     expected = ph.permutohedral_filter(
         values[repeated], features[repeated], weight, targets, normalization=normalization
     )
-    options: dict[str, Any] = {"normalization": normalization, "weights": weights}
+    options: dict[str, Any] = {"normalization": normalization, "sample_weight": weights}
     holes = torch.where(weights[:, None] == 0, torch.nan, values)
     assert_close(ph.permutohedral_filter(holes, features, weight, targets, **options), expected)
     batch = ph.permutohedral_filter(holes.expand(2, -1, -1), features, weight, targets, **options)
@@ -355,9 +375,9 @@ def test_learned_layers_take_weights() -> None:
     values, features, weights = scatter(torch.float32)
     layer = ph.nn.PermutohedralConv(2, 4, dimension=3).to(values.device)
     holes = torch.where(weights[:, None] == 0, torch.nan, values).requires_grad_()
-    actual = layer(holes, features, weights=weights)
+    actual = layer(holes, features, sample_weight=weights)
     known = weights > 0
-    expected = layer(values[known], features[known], features, weights=weights[known])
+    expected = layer(values[known], features[known], features, sample_weight=weights[known])
     assert_close(actual, expected)
     actual.square().sum().backward()
     assert holes.grad is not None

@@ -63,7 +63,7 @@ def test_rejects_mismatched_inputs() -> None:
         ph.interpolate(torch.full((3, 1), torch.nan), features)
     with pytest.raises(ph.errors.InputError, match="values must be"):
         ph.interpolate(torch.zeros(4, 1), features)
-    with pytest.raises(ph.errors.InputError, match="weights must be"):
+    with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
         ph.interpolate(torch.zeros(3, 1), features, sample_weight=torch.ones(2))
     with pytest.raises(ph.errors.InputError, match="not negative"):
         ph.interpolate(torch.zeros(3, 1), features, sample_weight=-torch.ones(3))

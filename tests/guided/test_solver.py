@@ -15,7 +15,7 @@ import permutohedral as ph
 from permutohedral.guided.maps import FEATURE_SHIFT
 
 HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_COLOR = 6, 8, 2.3, 0.37
-EXACT: dict[str, Any] = {"iterations": 400, "tolerance": 1e-13}
+EXACT: dict[str, Any] = {"num_iterations": 400, "tolerance": 1e-13}
 
 
 def picture(channels: int, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Tensor:
@@ -207,9 +207,10 @@ def test_extra_iterations_do_no_harm() -> None:
     generator = torch.Generator().manual_seed(31)
     values, guide = torch.rand(4, 4, generator=generator), torch.rand(2, 19, generator=generator)
     sample_weight = torch.tensor([0.4648, 0.0, 0.0, 0.6])
-    inputs = [each.double().to(DEVICE) for each in (values, guide, sample_weight)]
+    inputs = [each.double().to(DEVICE) for each in (values, guide)]
     places = torch.tensor([[0], [4], [9], [14]], device=DEVICE)
     options: dict[str, Any] = {"sigma_space": 3.5, "observe": places, "spatial_dims": 1}
+    options["sample_weight"] = sample_weight.double().to(DEVICE)
     enough = ph.bilateral_solver(*inputs, **options, num_iterations=8, tolerance=0.0)
     assert_close(ph.bilateral_solver(*inputs, **options, num_iterations=100, tolerance=0.0), enough)
 
@@ -257,7 +258,7 @@ def test_gradient_is_finite_where_no_data_reach() -> None:
     for dtype in (torch.float32, torch.float64):
         for iterations in (5, 200):
             target = picture(1, 1, 16, 16).to(dtype).requires_grad_()
-            options: dict[str, Any] = {"iterations": iterations, "tolerance": 0.0}
+            options: dict[str, Any] = {"num_iterations": iterations, "tolerance": 0.0}
             found = ph.bilateral_solver(target, guide.to(dtype), sample_weight=sample_weight, **options)
             (gradient,) = torch.autograd.grad(found.sum(), target)
             assert abs(float(gradient.sum()) - 256) < 0.01

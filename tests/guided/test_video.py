@@ -67,7 +67,7 @@ def test_rejects_mismatched_frames() -> None:
     coarse, guide = video(2)
     with pytest.raises(ph.errors.InputError, match="frame 1 has a map"):
         list(ph.guided.upsample_frames([(coarse[:, 0], guide[:, 0]), (coarse[:, 1, 1:], guide[:, 1])]))
-    for options in ({"sigma_time": 0.0}, {"batch_frames": 0}, {"steps": -1}):
+    for options in ({"sigma_time": 0.0}, {"batch_frames": 0}, {"num_iterations": -1}):
         with pytest.raises(ph.errors.InputError):
             ph.guided.upsample_frames([], **options)
     with pytest.raises(ph.errors.InputError, match="no parts"):

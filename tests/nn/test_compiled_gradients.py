@@ -61,9 +61,9 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
         "LatticeConv": (ph.nn.LatticeConv(2, 3, 2), (ON_FINE,), (FINE,)),
         "LatticeGroupNorm": (ph.nn.LatticeGroupNorm(1, 2), (ON_FINE,), (FINE, ph.nn.LatticeItems(FINE))),
         "LatticePool": (ph.nn.LatticePool(), (ON_FINE,), (PYRAMID, 0)),
-        "Coarsen": (ph.nn.LatticeConvDown(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
+        "LatticeConvDown": (ph.nn.LatticeConvDown(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
         "LatticeLinearDown": (ph.nn.LatticeLinearDown(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
-        "Refine": (ph.nn.LatticeConvUp(2, 3, 2), (ON_COARSE,), (PYRAMID, 0)),
+        "LatticeConvUp": (ph.nn.LatticeConvUp(2, 3, 2), (ON_COARSE,), (PYRAMID, 0)),
         "LatticeLinearUp": (ph.nn.LatticeLinearUp(2, 3), (ON_COARSE,), (PYRAMID, 0)),
     },
     "guides": {
@@ -97,19 +97,22 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
         ),
     },
     "bandwidths": {
-        "position_features": (
-            function_of(lambda sigma: ph.features.positions((5, 6), sigma, device=DEVICE, dtype=torch.float64)),
-            (image(1),),
-            (),
-        ),
-        "grid_features": (
+        "positions": (
             function_of(lambda sigma: ph.features.positions((2, 3, 4), sigma, device=DEVICE, dtype=torch.float64)),
             (image(3),),
             (),
         ),
-        "color_features": (function_of(ph.features.colors), (image(2, 3, 4), image(2)), ()),
-        "bilateral_features": (function_of(ph.features.bilateral), (image(1, 5, 6), image(2), image(1)), ()),
-        "bilateral_filter": (function_of(ph.bilateral_filter), (image(1, 5, 6), 2 * image(1), image(1)), ()),
+        "colors": (function_of(ph.features.colors), (image(2, 3, 4), image(2)), ()),
+        "bilateral": (
+            function_of(lambda guide, space, color: ph.features.bilateral(guide, sigma_space=space, sigma_color=color)),
+            (image(1, 5, 6), image(2), image(1)),
+            (),
+        ),
+        "bilateral_filter": (
+            function_of(lambda image, space, color: ph.bilateral_filter(image, sigma_space=space, sigma_color=color)),
+            (image(1, 5, 6), 2 * image(1), image(1)),
+            (),
+        ),
     },
 }
 

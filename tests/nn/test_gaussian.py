@@ -52,6 +52,6 @@ def test_scale_multiplies_features() -> None:
 
 
 def test_repr() -> None:
-    assert repr(GaussianFilter(3)) == "GaussianFilter(dimension=3, normalization='homogeneous', method='separable')"
+    assert repr(GaussianFilter(3)) == "GaussianFilter(dimension=3, normalization='homogeneous', method='lattice')"
     full = repr(GaussianFilter(3, normalization="none", method="dense", halo=2, learn_sigma=True))
     assert full == "GaussianFilter(dimension=3, normalization='none', method='dense', halo=2, learn_sigma=True)"

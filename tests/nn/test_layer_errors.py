@@ -142,9 +142,9 @@ LAYERS: dict[str, ErrorCase] = {
         r"guide is torch.float64.* image torch.float32.*guide.to\(image\)",
     ),
     "weights_of_a_row": (
-        lambda: ph.nn.BilateralConv2d(1, 1)(zeros(1, 4, 5), weights=zeros(5)),
+        lambda: ph.nn.BilateralConv2d(1, 1)(zeros(1, 4, 5), sample_weight=zeros(5)),
         InputError,
-        r"weights must be \[4, 5\].*got \[5\]",
+        r"sample_weight must be \[4, 5\].*got \[5\]",
     ),
     "sigma": (
         lambda: ph.nn.BilateralFilter(sigma_space=-1.0, sigma_color=1.0),
