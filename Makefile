@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(if $(PURE),export $(PURE);) $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
 	@touch $@
 
-# with the package as pure Python; torch by pip, which may be told of an index that serves it without GPU libraries
+# with the package as pure Python; torch by pip, whose options may name an index that serves it without GPU libraries
 $(VENV)/.libraries: pyproject.toml constraints.txt
 	@$(PIP_INSTALL) --constraint constraints.txt $(TORCH)
 	@export PERMUTOHEDRAL_PURE=1; $(UV_INSTALL) --constraint constraints.txt $(TORCH) --editable '.[all]' --group dev
