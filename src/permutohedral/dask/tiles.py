@@ -15,16 +15,8 @@ from torch import Tensor
 
 from permutohedral.dask.workers import check_chunk_fits, limit_worker_cache
 from permutohedral.errors import InputError
-from permutohedral.files.tiling import (
-    CHANNELS,
-    SPATIAL,
-    Tiling,
-    bilateral_margins,
-    filter_bilateral_tile,
-    filter_block,
-    may_have_channels,
-    working_dtype,
-)
+from permutohedral.files import tiling
+from permutohedral.files.tiling import CHANNELS, SPATIAL
 from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.lattice.checks import check_method
 from permutohedral.lattice.features import Sigma, numbers_of
@@ -78,8 +70,8 @@ def bilateral_filter(
             f"sigma_color is {sigma_color}, less than a quarter of a step of {edges}, which smooths nothing; pass it "
             f"in units of the values, such as {sigma_color * most:g} for {sigma_color} of the largest value"
         )
-    run = partial(filter_bilateral_tile, sigma_space=sigmas, sigma_color=sigma_color, method=method, halo=halo)
-    return map_with_margins(run, images, names, bilateral_margins(sigmas, method, halo))
+    run = partial(tiling.filter_bilateral_tile, sigma_space=sigmas, sigma_color=sigma_color, method=method, halo=halo)
+    return map_with_margins(run, images, names, tiling.bilateral_margins(sigmas, method, halo))
 
 
 def map_tiles(
@@ -116,7 +108,7 @@ def axis_letters(image: Any, axes: str | None) -> str:
     if names is None and hasattr(image, "dims"):
         names = "".join(CHANNELS if str(name).lower() in ("c", "channel", "band") else "S" for name in image.dims)
     if names is None:
-        if may_have_channels(image.shape):
+        if tiling.may_have_channels(image.shape):
             raise InputError(
                 f"axes are missing, and an array of shape {image.shape} may have channels; pass axes='YXC' for an "
                 "image, axes='ZYX' for a volume, ..."
@@ -159,17 +151,17 @@ def map_with_margins(
     arrays = [array.rechunk((*chunks, -1)) for array in arrays]
     dtype, channels = arrays[0].dtype, arrays[0].shape[-1]
     if out_channels is not None:
-        dtype, channels = np.dtype(working_dtype(dtype)), out_channels
+        dtype, channels = np.dtype(tiling.working_dtype(dtype)), out_channels
         if CHANNELS not in names and channels != 1:
             raise InputError(f"image needs an axis C for the {channels} channels of the result; add one")
     largest = math.prod(max(sizes) + 2 * margin for sizes, margin in zip(chunks, margins, strict=True))
     dimension = len(margins) + arrays[-1].shape[-1]
-    check_chunk_fits(largest, dimension, max(arrays[0].shape[-1], channels), working_dtype(arrays[0].dtype))
-    tiling = Tiling(chunks, tuple(margins))
+    check_chunk_fits(largest, dimension, max(arrays[0].shape[-1], channels), tiling.working_dtype(arrays[0].dtype))
+    tiles = tiling.Tiling(chunks, tuple(margins))
 
     def run_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:
         limit_worker_cache()
-        return filter_block(run, blocks, tiling.tile(block_id[:-1]), dtype)
+        return tiling.filter_block(run, blocks, tiles.tile(block_id[:-1]), dtype)
 
     depth = dict(enumerate((*margins, 0)))
     wide = [overlap(array, depth, boundary="none", allow_rechunk=False) for array in arrays]

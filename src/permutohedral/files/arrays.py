@@ -15,31 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from permutohedral.errors import InputError
-from permutohedral.files.array_stores import (
-    TIMES,
-    ArraySource,
-    average_region,
-    check_levels,
-    create_store,
-    downsampling_factors,
-    is_store,
-    open_source,
-    write_region,
-)
+from permutohedral.files import array_stores as stores
+from permutohedral.files import tiling
 from permutohedral.files.atomic import cannot_write
 from permutohedral.files.partial import PartialStore
 from permutohedral.files.settings import Progress, check_positive
 from permutohedral.files.tasks import open_pool
-from permutohedral.files.tiling import (
-    CHANNELS,
-    Tile,
-    Tiling,
-    bilateral_margins,
-    filter_bilateral_tile,
-    filter_block,
-    largest_tile_side,
-    working_dtype,
-)
 
 
 @dataclass(frozen=True)
@@ -103,14 +84,14 @@ def filter_array(
     if output.suffix != ".zarr":
         raise InputError(f"output is {output}; pass a name that ends with .zarr, since it is a Zarr store")
     check_positive("sigma_color", sigma_color)
-    source = open_source(input, axes)
+    source = stores.open_source(input, axes)
     shapes = [source.shape, *source.coarser]
-    check_levels(shapes)
+    stores.check_levels(shapes)
     # a symbolic link is kept, and its target replaced
     target = output.resolve()
     if target == input.resolve() or target in input.resolve().parents:
         raise InputError(f"output {target} contains the input; pass another output")
-    if target.exists() and not is_store(target):
+    if target.exists() and not stores.is_store(target):
         raise InputError(f"output {target} exists and is not a Zarr store; pass another output")
     sigmas = _sigmas_in_samples(source, sigma_space, physical)
     store = PartialStore(target)
@@ -119,11 +100,11 @@ def filter_array(
             job = _begin(_plan(source, target, sigmas, sigma_color), store, resume)
             write_tile = delayed(job.write_tile)
             for level in range(len(shapes)):
-                left = [index for index in job.tiling(level).indices() if not store.is_done((level, *index))]
+                left = [index for index in job.tiles(level).indices() if not store.is_done((level, *index))]
                 stage = f"level {level}" if level else f"filtering {input.name}"
                 pool.run([write_tile(level, index) for index in left], stage, progress)
         store.finish()
-    return FilteredArray(source.shape, source.axes, job.tile, job.margins, len(job.tiling(0)))
+    return FilteredArray(source.shape, source.axes, job.tile, job.margins, len(job.tiles(0)))
 
 
 @dataclass(frozen=True)
@@ -139,48 +120,48 @@ class _Job:
         margins: for each axis.
     """
 
-    source: ArraySource
+    source: stores.ArraySource
     target: Path
     sigma_space: tuple[float, ...]
     sigma_color: float
     tile: tuple[int, ...]
     margins: tuple[int, ...]
 
-    def tiling(self, level: int) -> Tiling:
+    def tiles(self, level: int) -> tiling.Tiling:
         """Return the tiles of the filtered array, level 0, or of a coarser level."""
         shape = (self.source.shape, *self.source.coarser)[level]
-        return Tiling.regular(shape, self.tile, (0,) * len(shape) if level else self.margins)
+        return tiling.Tiling.regular(shape, self.tile, (0,) * len(shape) if level else self.margins)
 
     def write_tile(self, level: int, index: tuple[int, ...]) -> None:
         """Compute and write one tile, unless a lost worker has done it."""
         store, part = PartialStore(self.target), (level, *index)
         if not store.is_done(part):
-            tile = self.tiling(level).tile(index)
+            tile = self.tiles(level).tile(index)
             result = self._average(level, tile) if level else self._filter(tile)
             with store.writing(part):
-                write_region(store.folder / self.source.result_member(level), tile.write, result)
+                stores.write_region(store.folder / self.source.result_member(level), tile.write, result)
 
-    def _average(self, level: int, tile: Tile) -> np.ndarray:
+    def _average(self, level: int, tile: tiling.Tile) -> np.ndarray:
         finer, coarser = (self.source.shape, *self.source.coarser)[level - 1 : level + 1]
         before = PartialStore(self.target).folder / self.source.result_member(level - 1)
-        return average_region(before, tile.write, downsampling_factors(finer, coarser))
+        return stores.average_region(before, tile.write, stores.downsampling_factors(finer, coarser))
 
-    def _filter(self, tile: Tile) -> np.ndarray:
+    def _filter(self, tile: tiling.Tile) -> np.ndarray:
         from permutohedral.dask.workers import limit_worker_cache
 
         limit_worker_cache()
         source, space = self.source, self.source.space
-        order = [*_axis(source, TIMES), *space, *_axis(source, CHANNELS)]
+        order = [*_axis(source, stores.TIMES), *space, *_axis(source, tiling.CHANNELS)]
         block = source.read(tile.read).transpose(order)
         # a tile has one time; an array without channels gets one
         block = block.reshape(*(tile.read[axis].stop - tile.read[axis].start for axis in space), -1)
-        run = partial(filter_bilateral_tile, sigma_space=self.sigma_space, sigma_color=self.sigma_color)
-        filtered = filter_block(run, [block], tile.along(space), block.dtype)
+        run = partial(tiling.filter_bilateral_tile, sigma_space=self.sigma_space, sigma_color=self.sigma_color)
+        filtered = tiling.filter_block(run, [block], tile.along(space), block.dtype)
         extents = [tile.write[axis].stop - tile.write[axis].start for axis in order]
         return filtered.reshape(extents).transpose(np.argsort(order))
 
 
-def _axis(source: ArraySource, letter: str) -> list[int]:
+def _axis(source: stores.ArraySource, letter: str) -> list[int]:
     return [source.axes.index(letter)] if letter in source.axes else []
 
 
@@ -196,14 +177,16 @@ def _begin(job: _Job, store: PartialStore, resume: bool) -> _Job:
     if tile is not None:
         return replace(job, tile=tuple(tile))
     try:
-        create_store(store.folder, job.source, job.tile)
+        stores.create_store(store.folder, job.source, job.tile)
     except OSError as error:
         raise cannot_write(store.target, error) from error
     store.record(settings, job.tile)
     return job
 
 
-def _sigmas_in_samples(source: ArraySource, sigma_space: float | Sequence[float], physical: bool) -> tuple[float, ...]:
+def _sigmas_in_samples(
+    source: stores.ArraySource, sigma_space: float | Sequence[float], physical: bool
+) -> tuple[float, ...]:
     """Return a bandwidth in samples for each spatial axis."""
     from permutohedral.lattice.features import numbers_of
 
@@ -217,14 +200,14 @@ def _sigmas_in_samples(source: ArraySource, sigma_space: float | Sequence[float]
     return tuple(sigma / step for sigma, step in zip(sigmas, steps, strict=True))
 
 
-def _plan(source: ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float) -> _Job:
+def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float) -> _Job:
     """Choose tiles as large as a worker can filter, in whole chunks of the source where these are smaller."""
     from permutohedral.dask.workers import count_fitting_points
 
     space, dtype = source.space, np.dtype(source.dtype)
     extents = [source.shape[axis] for axis in space]
-    margins = bilateral_margins(sigmas)
-    channels = source.shape[source.axes.index(CHANNELS)] if CHANNELS in source.axes else 1
+    margins = tiling.bilateral_margins(sigmas)
+    channels = source.shape[source.axes.index(tiling.CHANNELS)] if tiling.CHANNELS in source.axes else 1
     density = math.inf
     if dtype.kind in "ui":
         limits = np.iinfo(dtype)
@@ -233,15 +216,15 @@ def _plan(source: ArraySource, target: Path, sigmas: tuple[float, ...], sigma_co
         widths = (min(3 * margin, extent) for margin, extent in zip(margins, extents, strict=True))
         density = math.prod(1 / sigma + 2 / width for sigma, width in zip(sigmas, widths, strict=True))
         density *= ((float(limits.max) - float(limits.min)) / sigma_color + 2) ** channels
-    max_points = count_fitting_points(len(space) + channels, channels, working_dtype(dtype), density)
-    side = largest_tile_side(extents, margins, max_points)
+    max_points = count_fitting_points(len(space) + channels, channels, tiling.working_dtype(dtype), density)
+    side = tiling.largest_tile_side(extents, margins, max_points)
     # smaller tiles would spend most of the time on their margins
     if side < min(max(margins), max(extents)):
         raise InputError(
             f"memory of a worker fits {max_points:,} points, too few for tiles with margins of {max(margins)} samples; "
             "pass more memory, or a smaller sigma_space"
         )
-    tile = [1 if name == TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
+    tile = [1 if name == stores.TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
     all_margins = [0] * len(tile)
     for axis, margin in zip(space, margins, strict=True):
         all_margins[axis] = margin

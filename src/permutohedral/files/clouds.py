@@ -16,31 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from permutohedral.errors import DataError, InputError, StorageError
+from permutohedral.files import cloud_formats, cloud_models, cloud_scenes
 from permutohedral.files.atomic import replacing, write_bytes
-from permutohedral.files.cloud_formats import (
-    check_format,
-    check_point_count,
-    check_same_format,
-    copy_with_labels,
-    las_file,
-    read_cloud,
-)
-from permutohedral.files.cloud_models import (
-    STANDARD_CLASSES,
-    Description,
-    PointClass,
-    load_segmenter,
-    save_segmenter,
-)
-from permutohedral.files.cloud_scenes import (
-    UNKNOWN,
-    Cropping,
-    Scene,
-    classify_points,
-    crop_loss,
-    draw_crops,
-    make_scene,
-)
+from permutohedral.files.cloud_scenes import Cropping, Scene
 from permutohedral.files.partial import PartialStore, check_settings
 from permutohedral.files.settings import Progress, check_positive, reading
 from permutohedral.files.tasks import TaskPool, open_pool
@@ -147,7 +125,7 @@ class _Scan:
         with reading(f"the point cloud {self.path}"), laspy.open(self.path) as reader:
             reader.seek(first)
             points = reader.read_points(last - first)
-        check_point_count(self.path, len(points), last - first)
+        cloud_formats.check_point_count(self.path, len(points), last - first)
         return points
 
     def features_and_values(self, chunk: tuple[int, int], sigma: float) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -240,7 +218,7 @@ def _assemble(scan: _Scan, chunks: list[tuple[int, int]], store: PartialStore, t
 
     with (
         laspy.open(scan.path) as reader,
-        las_file(target) as file,
+        cloud_formats.las_file(target) as file,
         laspy.open(file, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
     ):
         for number, (first, last) in enumerate(chunks):
@@ -285,20 +263,20 @@ def segment_cloud(
         StorageError: the output cannot be written.
     """
     input, output = Path(input), Path(output)
-    check_same_format(input, output)
+    cloud_formats.check_same_format(input, output)
     if image is not None:
         from permutohedral.files.figure import check_ending
 
         check_ending(Path(image))
     where = _choose_device(device)
-    network, description = load_segmenter(None if model is None else Path(model))
-    cloud = read_cloud(input)
-    scene = make_scene(cloud.positions, above=description.above)
+    network, description = cloud_models.load_segmenter(None if model is None else Path(model))
+    cloud = cloud_formats.read_cloud(input)
+    scene = cloud_scenes.make_scene(cloud.positions, above=description.above)
     report = _report_to(progress, len(cloud.positions), f"classifying {input.name}")
-    classes = classify_points(network.to(where), scene, where, progress=report)
+    classes = cloud_scenes.classify_points(network.to(where), scene, where, progress=report)
     numbers = torch.tensor([each.numbers[-1] for each in description.classes], dtype=torch.uint8)
     with replacing(output) as partial:
-        copy_with_labels(input, partial, numbers[classes.cpu()])
+        cloud_formats.copy_with_labels(input, partial, numbers[classes.cpu()])
     names = [each.name for each in description.classes]
     if image is not None:
         from permutohedral.files.figure import draw_from_above
@@ -369,17 +347,17 @@ def train_cloud(
     if not paths:
         raise InputError("inputs are empty; pass at least one file")
     for path in paths:
-        check_format(path)
+        cloud_formats.check_format(path)
     where, cropping = _choose_device(device), cropping or Cropping()
-    chosen: tuple[PointClass, ...] = STANDARD_CLASSES
+    chosen: tuple[cloud_models.PointClass, ...] = cloud_models.STANDARD_CLASSES
     if classes is not None:
-        chosen = tuple(PointClass(name, tuple(numbers)) for name, numbers in classes.items())
+        chosen = tuple(cloud_models.PointClass(name, tuple(numbers)) for name, numbers in classes.items())
     torch.manual_seed(seed)
     if start is None:
-        description = Description(_NETWORK_OPTIONS, chosen)
+        description = cloud_models.Description(_NETWORK_OPTIONS, chosen)
         network = description.build()
     else:
-        network, description = load_segmenter(Path(start))
+        network, description = cloud_models.load_segmenter(Path(start))
         if len(description.classes) != len(chosen):
             raise InputError(f"start {start} has {len(description.classes)} classes; pass a model with {len(chosen)}")
         description = replace(description, classes=chosen)
@@ -399,42 +377,42 @@ def train_cloud(
     # a thread for each backward pass takes a third of the time of small kernels on a GPU
     with torch.autograd.set_multithreading_enabled(False):
         for step in range(first, num_steps):
-            crops, item = draw_crops(scenes, step, range(num_crops), cropping, seed)
+            crops, item = cloud_scenes.draw_crops(scenes, step, range(num_crops), cropping, seed)
             _update(network, optimizer, _learning_rate(step, num_steps), crops, item)
             if (step + 1) % max(1, num_steps // 20) == 0 or step + 1 == num_steps:
                 _save_checkpoint(checkpoint, network, optimizer, settings, step + 1)
             if progress is not None:
                 progress(step + 1, num_steps, "training")
-    save_segmenter(network.eval(), description, output)
+    cloud_models.save_segmenter(network.eval(), description, output)
     right = counted = 0
     for scene in scenes:
         assert scene.labels is not None
-        known = scene.labels != UNKNOWN
-        right += int((classify_points(network, scene, where) == scene.labels)[known].sum())
+        known = scene.labels != cloud_scenes.UNKNOWN
+        right += int((cloud_scenes.classify_points(network, scene, where) == scene.labels)[known].sum())
         counted += int(known.sum())
     return right / counted
 
 
-def _read_scenes(paths: Sequence[Path], description: Description) -> list[Scene]:
+def _read_scenes(paths: Sequence[Path], description: cloud_models.Description) -> list[Scene]:
     """Read classified files as scenes; raise `InputError` if a file, or a class, has no classified points."""
     classes = description.classes
-    class_of_number = torch.full((256,), UNKNOWN, dtype=torch.int64)
+    class_of_number = torch.full((256,), cloud_scenes.UNKNOWN, dtype=torch.int64)
     for place, each in enumerate(classes):
         for number in each.numbers:
-            if class_of_number[number] != UNKNOWN:
+            if class_of_number[number] != cloud_scenes.UNKNOWN:
                 raise InputError(f"classes contain the number {number} twice; pass each number once")
             class_of_number[number] = place
     scenes, found = [], torch.zeros(len(classes), dtype=torch.int64)
     for path in paths:
-        cloud = read_cloud(path)
+        cloud = cloud_formats.read_cloud(path)
         if cloud.labels is None:
             raise InputError(f"inputs contain {path}, which has no classes from 0 to 255; pass classified files")
         labels = class_of_number[cloud.labels.long()]
-        if not bool((labels != UNKNOWN).any()):
+        if not bool((labels != cloud_scenes.UNKNOWN).any()):
             names = ", ".join(each.name for each in classes)
             raise InputError(f"inputs contain {path}, which has no points of the classes {names}")
-        found += torch.bincount(labels[labels != UNKNOWN], minlength=len(classes))
-        scenes.append(make_scene(cloud.positions, labels, description.above))
+        found += torch.bincount(labels[labels != cloud_scenes.UNKNOWN], minlength=len(classes))
+        scenes.append(cloud_scenes.make_scene(cloud.positions, labels, description.above))
     missing = [each.name for each, number in zip(classes, found.tolist(), strict=True) if not number]
     if missing:
         raise InputError(f"classes contain {missing[0]}, which has no points; leave it out, or pass other numbers")
@@ -453,7 +431,7 @@ def _update(
     """Take one step of gradient descent."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-    loss = crop_loss(network, crops, item)
+    loss = cloud_scenes.crop_loss(network, crops, item)
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)

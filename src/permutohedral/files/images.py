@@ -13,17 +13,8 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.files.batch import (
-    Errors,
-    FileResult,
-    PathLike,
-    Sources,
-    check_companions,
-    find_companion,
-    optional_path,
-    plan_files,
-    process_files,
-)
+from permutohedral.files import batch
+from permutohedral.files.batch import Errors, PathLike, Sources
 from permutohedral.files.formats.image import check_output, read_image, write_image
 from permutohedral.files.image_tiles import filter_in_tiles
 from permutohedral.files.settings import Progress
@@ -36,7 +27,7 @@ LARGE_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class FilteredImage(FileResult):
+class FilteredImage(batch.FileResult):
     """Result of `filter_image`.
 
     Attributes:
@@ -106,8 +97,8 @@ def filter_image(
         InputError: a file cannot be read, or the format of the output cannot hold the image.
         StorageError: an output cannot be written.
     """
-    place, files = optional_path(guide), plan_files(sources, output, recursive)
-    check_companions(place, files)
+    place, files = batch.optional_path(guide), batch.plan_files(sources, output, recursive)
+    batch.check_companions(place, files)
     sigmas = sigma_space, sigma_color
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> FilteredImage:
@@ -141,11 +132,11 @@ def filter_image(
         measured = (estimates[0].relative, estimates[0].worst) if estimates else (None, None)
         return FilteredImage(source, output, None, lost, height, width, round(seconds, 4), channels, name, *measured)
 
-    return process_files(process, FilteredImage, files, errors, progress)
+    return batch.process_files(process, FilteredImage, files, errors, progress)
 
 
 def _read_guide(place: Path, source: Path, pixels: Tensor) -> Tensor:
-    path = find_companion(place, source)
+    path = batch.find_companion(place, source)
     edges = read_image(path).pixels
     check_same_size(path, edges, source, pixels)
     return edges
@@ -163,7 +154,7 @@ def check_same_size(path: Path, found: Tensor, source: Path, pixels: Tensor, adv
 
 
 @dataclass(frozen=True)
-class DenoisedImage(FileResult):
+class DenoisedImage(batch.FileResult):
     """Result of `denoise_image`.
 
     Attributes:
@@ -217,4 +208,4 @@ def denoise_image(
         height, width = pixels.shape[1:]
         return DenoisedImage(source, output, None, lost, height, width, seconds, round(255 * level, 3), name)
 
-    return process_files(process, DenoisedImage, plan_files(sources, output, recursive), errors, progress)
+    return batch.process_files(process, DenoisedImage, batch.plan_files(sources, output, recursive), errors, progress)

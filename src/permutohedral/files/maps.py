@@ -13,17 +13,8 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.files.batch import (
-    Errors,
-    FileResult,
-    Pair,
-    PathLike,
-    Sources,
-    find_companion,
-    optional_path,
-    plan_files,
-    process_files,
-)
+from permutohedral.files import batch
+from permutohedral.files.batch import Errors, PathLike, Sources
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.formats.maps import Map, check_map_output, list_maps, read_map, write_map
 from permutohedral.files.formats.metadata import Metadata
@@ -40,7 +31,7 @@ _COLORIZE_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
-class GuidedResult(FileResult):
+class GuidedResult(batch.FileResult):
     """Result of `upsample_map`, `solve_map` and `colorize_image`.
 
     Attributes:
@@ -91,8 +82,8 @@ def upsample_map(
         unknown: number that marks unknown samples.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    photos, weights = Path(guide), optional_path(sample_weight)
-    files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
+    photos, weights = Path(guide), batch.optional_path(sample_weight)
+    files = batch.plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
 
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
         # swapped arguments would return a small copy of the photo
@@ -133,8 +124,8 @@ def solve_map(
         sigma_luma, sigma_chroma, unknown: see `upsample_map`.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    photos, weights = Path(guide), optional_path(sample_weight)
-    files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
+    photos, weights = Path(guide), batch.optional_path(sample_weight)
+    files = batch.plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
 
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
         check_same_size(source, given.values, photos, guide, "upsample a smaller map")
@@ -148,7 +139,7 @@ def solve_map(
 
 def _process_maps(
     compute: Callable[[Path, Map, Tensor, list[float], Tensor | None], Tensor],
-    files: Sequence[Pair],
+    files: Sequence[batch.Pair],
     photos: Path,
     sigma_luma: float,
     sigma_chroma: float,
@@ -162,16 +153,16 @@ def _process_maps(
         guide, sigma_guide = guide_and_sigma(_read_photo(photos, source, output), 2, sigma_luma, sigma_chroma)
         weight = None
         if weights is not None:
-            weight = _read_weight(find_companion(weights, source, output=output), source, given)
+            weight = _read_weight(batch.find_companion(weights, source, output=output), source, given)
         started = time.perf_counter()
         found = compute(source, given, guide, sigma_guide, weight)
         return _write_result(source, output, given, found, time.perf_counter() - started)
 
-    return process_files(process, GuidedResult, files, errors, progress)
+    return batch.process_files(process, GuidedResult, files, errors, progress)
 
 
 def _read_photo(place: Path, source: Path, output: Path) -> Tensor:
-    photo = read_image(find_companion(place, source, output=output))
+    photo = read_image(batch.find_companion(place, source, output=output))
     return hide_colors(photo.pixels, photo.alpha)
 
 
@@ -217,7 +208,7 @@ def colorize_image(
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
         image = read_image(source)
-        path = find_companion(place, source, output=output)
+        path = batch.find_companion(place, source, output=output)
         colors = read_image(path)
         gray = image.pixels.mean(dim=0, keepdim=True)
         check_output(output, image.with_pixels(gray.expand(3, -1, -1)))
@@ -243,7 +234,7 @@ def colorize_image(
         known = round(float(drawn.float().mean()), 5)
         return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), 3, known)
 
-    return process_files(process, GuidedResult, plan_files(sources, output, recursive), errors, progress)
+    return batch.process_files(process, GuidedResult, batch.plan_files(sources, output, recursive), errors, progress)
 
 
 def _without_gray_profile(image: ImageData) -> Metadata:

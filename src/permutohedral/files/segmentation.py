@@ -12,29 +12,10 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.files.batch import (
-    Errors,
-    FileResult,
-    PathLike,
-    Sources,
-    check_companions,
-    find_companion,
-    make_folder,
-    optional_path,
-    plan_files,
-    process_files,
-)
+from permutohedral.files import batch
+from permutohedral.files.batch import Errors, PathLike, Sources
+from permutohedral.files.formats import labels as label_maps
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
-from permutohedral.files.formats.labels import (
-    UNKNOWN,
-    LabelMap,
-    blend_labels,
-    check_exact,
-    palette,
-    read_label_map,
-    read_probabilities,
-    write_label_map,
-)
 from permutohedral.files.images import check_same_size
 from permutohedral.files.settings import Progress, SegmentationSettings
 from permutohedral.files.transparency import hide_colors
@@ -50,7 +31,7 @@ _ITERATIONS_PER_REPORT = 5
 
 
 @dataclass(frozen=True)
-class SegmentedImage(FileResult):
+class SegmentedImage(batch.FileResult):
     """Result of `segment_image`.
 
     Attributes:
@@ -115,22 +96,22 @@ def segment_image(
         InputError: a file cannot be read or does not fit, or the format of the output changes colors.
         StorageError: an output cannot be written.
     """
-    given = [optional_path(place) for place in (labels, probabilities, trimap)]
+    given = [batch.optional_path(place) for place in (labels, probabilities, trimap)]
     if sum(place is not None for place in given) != 1:
         raise InputError("labels, probabilities, trimap: pass exactly one of them")
-    drawn = optional_path(overlay)
+    drawn = batch.optional_path(overlay)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
     # in a folder results are PNG, since labels need exact colors
     files = [
         (source, result if result == Path(output) else result.with_suffix(".png"))
-        for source, result in plan_files(sources, output, recursive)
+        for source, result in batch.plan_files(sources, output, recursive)
     ]
     for place in (*given, drawn):
-        check_companions(place, files)
+        batch.check_companions(place, files)
     if len(files) == 1:
-        check_exact(files[0][1])
+        label_maps.check_exact(files[0][1])
     if drawn is not None and len(files) > 1:
-        make_folder(drawn)
+        batch.make_folder(drawn)
     elif drawn is not None and not drawn.is_dir():
         check_output(drawn)
 
@@ -139,17 +120,17 @@ def segment_image(
         pixels = hide_colors(photo.pixels, photo.alpha)
         label_place, probability_place, trimap_place = given
         if trimap_place is not None:
-            before, solve = _prepare_trimap(find_companion(trimap_place, source), source, pixels)
+            before, solve = _prepare_trimap(batch.find_companion(trimap_place, source), source, pixels)
         else:
             if probability_place is not None:
                 before, energies = _read_probabilities(probability_place, source, pixels)
             else:
                 assert label_place is not None
-                path = find_companion(label_place, source)
-                before = read_label_map(path, black_is_a_label)
+                path = batch.find_companion(label_place, source)
+                before = label_maps.read_label_map(path, black_is_a_label)
                 check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
                 energies = ph.crf.energies_from_labels(
-                    before.labels, len(before.colors), certainty=certainty, unknown=UNKNOWN
+                    before.labels, len(before.colors), certainty=certainty, unknown=label_maps.UNKNOWN
                 )
 
             def solve() -> Tensor:
@@ -158,28 +139,30 @@ def segment_image(
         started = time.perf_counter()
         after = replace(before, labels=solve().argmax(dim=0))
         seconds = time.perf_counter() - started
-        write_label_map(after, output)
+        label_maps.write_label_map(after, output)
         if drawn is not None:
             path = drawn / f"{source.stem}.png" if drawn.is_dir() else drawn
-            write_image(ImageData(blend_labels(pixels, after)), path)
-        known = before.labels != UNKNOWN
+            write_image(ImageData(label_maps.blend_labels(pixels, after)), path)
+        known = before.labels != label_maps.UNKNOWN
         changed = float((known & (after.labels != before.labels)).float().mean())
         shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
         height, width = known.shape
         num_labels = len(before.colors)
         return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
 
-    return process_files(process, SegmentedImage, files, errors, progress)
+    return batch.process_files(process, SegmentedImage, files, errors, progress)
 
 
-def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[LabelMap, Tensor]:
+def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[label_maps.LabelMap, Tensor]:
     """Return the most probable labels, and the unary energies `[labels, height, width]`."""
     height, width = pixels.shape[1:]
-    given = read_probabilities(find_companion(place, source, suffix=".npy"), height, width)
-    return LabelMap(given.argmax(dim=0), palette(len(given))), ph.crf.energies_from_probabilities(given)
+    given = label_maps.read_probabilities(batch.find_companion(place, source, suffix=".npy"), height, width)
+    return label_maps.LabelMap(given.argmax(dim=0), label_maps.palette(len(given))), ph.crf.energies_from_probabilities(
+        given
+    )
 
 
-def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[LabelMap, Callable[[], Tensor]]:
+def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[label_maps.LabelMap, Callable[[], Tensor]]:
     """Return the trimap as labels, and a function that returns the marginals."""
     image = read_image(path)
     gray = image.pixels.mean(dim=0)
@@ -191,7 +174,7 @@ def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[LabelMap,
         # black is background outside of the region whose colors are fitted
         background = (255 * gray).round() == _GRABCUT_BACKGROUND
         unknown &= ~background
-    labels = torch.full(gray.shape, UNKNOWN)
+    labels = torch.full(gray.shape, label_maps.UNKNOWN)
     labels[~unknown], labels[foreground] = 0, 1
     check_same_size(path, labels, source, pixels, _SCALE_LABELS)
     if not bool(background.any()) or not bool(unknown.any()):
@@ -204,7 +187,7 @@ def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[LabelMap,
         marginal = cut_out(photo, Trimap(background, foreground, unknown), settings)
         return torch.stack([1 - marginal, marginal])
 
-    return LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3]), channels=len(image.pixels)), solve
+    return label_maps.LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3]), channels=len(image.pixels)), solve
 
 
 def follow_edges(

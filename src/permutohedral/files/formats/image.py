@@ -21,15 +21,8 @@ from torch import Tensor
 
 from permutohedral.errors import InputError, StorageError
 from permutohedral.files.atomic import write_bytes
+from permutohedral.files.formats import sixteen_bit
 from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
-from permutohedral.files.formats.sixteen_bit import (
-    WIDE_FORMATS,
-    dropped_bits,
-    encode_wide,
-    has_signed_bytes,
-    open_image,
-    read_wide,
-)
 
 # stdin as a source, stdout as an output
 STREAM = Path("-")
@@ -100,17 +93,17 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
                     f"{path} has {frames} frames; extract one, or filter a TIFF stack by `permutohedral array filter`, "
                     "and name OUTPUT .zarr"
                 )
-            if has_signed_bytes(image):
+            if sixteen_bit.has_signed_bytes(image):
                 raise InputError(f"{path} holds signed integers; convert it to {_UNSIGNED}")
             transparent = _transparent_color(image)
-            wide = read_wide(image, source)
+            wide = sixteen_bit.read_wide(image, source)
             if wide is not None:
                 found = _from_integers(wide, 65535, transparent)
             else:
                 found = _convert(ImageOps.exif_transpose(image), path, transparent)
             height, width = found.pixels.shape[1:]
             metadata = read_metadata(image, (width, height))
-            dropped = dropped_bits(image, source)
+            dropped = sixteen_bit.dropped_bits(image, source)
             if image.mode == "CMYK":
                 colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
                 dropped = f"{colors}, converted to RGB"
@@ -131,7 +124,7 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
 def _open(source: Path | io.BytesIO, path: Path, max_pixels: int | None) -> Iterator[Image.Image]:
     """Open an image without decoding it, and raise if it is too large."""
     with _unlimited():
-        image = open_image(source)
+        image = sixteen_bit.open_image(source)
     with image:
         size = f"{image.width:,} x {image.height:,} pixels"
         if max_pixels is not None and image.width * image.height > max_pixels:
@@ -244,7 +237,7 @@ def _check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
         return
     if channels == 1 and kind not in _WIDE_GRAY:
         raise InputError(f"cannot write {path}: 16-bit gray needs .png, .tif, .jp2 or .pgm")
-    if channels > 1 and kind not in WIDE_FORMATS:
+    if channels > 1 and kind not in sixteen_bit.WIDE_FORMATS:
         raise InputError(f"cannot write {path}: 16-bit colors and transparency need .png or .tif")
 
 
@@ -286,7 +279,7 @@ def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
                 raise InputError(f"cannot write {path}: {reason}; a format such as .png may hold it") from error
     try:
         with _unlimited():
-            written = open_image(io.BytesIO(content))
+            written = sixteen_bit.open_image(io.BytesIO(content))
     # Pillow writes some formats that it does not read
     except UnidentifiedImageError:
         return content, find_lost(metadata, None)
@@ -299,7 +292,7 @@ def _save(integers: NDArray[Any], kind: str, metadata: Metadata) -> bytes:
         metadata = replace(metadata, color_profile=None)
     options = save_options(metadata, kind)
     if integers.dtype == np.uint16 and integers.shape[2] > 1:
-        return encode_wide(integers, kind, options)
+        return sixteen_bit.encode_wide(integers, kind, options)
     image, file = Image.fromarray(integers.squeeze(2) if integers.shape[2] == 1 else integers), io.BytesIO()
     image.save(file, format=kind, **_SAVE_OPTIONS.get(kind, {}), **options)
     return file.getvalue()
