@@ -17,6 +17,8 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.errors import DOCUMENTATION, PAGE
 
+SIGMAS: dict[str, Any] = {"sigma_space": 1.0, "sigma_color": 1.0}
+
 pytestmark = pytest.mark.usefixtures("backend")
 
 InputError = ph.errors.InputError
@@ -58,9 +60,7 @@ FEATURES: dict[str, ErrorCase] = {
         "finite.*row 4",
     ),
     "nan_in_an_image": (
-        lambda: ph.bilateral_filter(
-            torch.full((1, 4, 4), float("nan"), device=DEVICE), sigma_space=1.0, sigma_color=1.0
-        ),
+        lambda: ph.bilateral_filter(torch.full((1, 4, 4), float("nan"), device=DEVICE), **SIGMAS),
         InputError,
         "finite",
     ),
@@ -310,62 +310,50 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         "halo.*build_lattice",
     ),
-    "channels_last": (
-        lambda: ph.bilateral_filter(zeros(40, 50, 3), sigma_space=1.0, sigma_color=1.0),
-        InputError,
-        r"movedim\(-1, -3\)",
-    ),
-    "gray_image": (
-        lambda: ph.bilateral_filter(zeros(4, 5), sigma_space=1.0, sigma_color=1.0),
-        InputError,
-        r"unsqueeze\(-3\)",
-    ),
+    "channels_last": (lambda: ph.bilateral_filter(zeros(40, 50, 3), **SIGMAS), InputError, r"movedim\(-1, -3\)"),
+    "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), **SIGMAS), InputError, r"unsqueeze\(-3\)"),
     "integer_image": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), sigma_space=1.0, sigma_color=1.0),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), **SIGMAS),
         InputError,
         "image must be floating, got torch.int16",
     ),
     "integer_guide": (
-        lambda: ph.bilateral_filter(
-            zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5, dtype=torch.int16)
-        ),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.int16)),
         InputError,
         "^guide must be floating, got torch.int16",
     ),
     "gray_guide": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(4, 5)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(4, 5)),
         InputError,
         r"^guide must be.*guide.unsqueeze\(-3\)",
     ),
     "guide_of_another_dtype": (
-        lambda: ph.bilateral_filter(
-            zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 4, 5, dtype=torch.float64)
-        ),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.float64)),
         InputError,
         r"^guide is torch.float64.* image torch.float32.*guide.to\(image\)",
     ),
     "explained_guide": (
-        lambda: ph.accuracy.explain_bilateral(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 5, 4)),
+        lambda: ph.accuracy.explain_bilateral(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 5, 4)),
         InputError,
         "^guide and image must have one height",
     ),
     "weights_of_a_row": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, sample_weight=zeros(5)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, sample_weight=zeros(5)),
         InputError,
         r"sample_weight must be \[4, 5\].*got \[5\]",
     ),
     "guide_of_another_size": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(1, 5, 4)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 5, 4)),
         InputError,
         "one height and width",
     ),
     "guide_of_another_batch": (
-        lambda: ph.bilateral_filter(zeros(2, 3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(3, 1, 4, 5)),
+        lambda: ph.bilateral_filter(zeros(2, 3, 4, 5), **SIGMAS, guide=zeros(3, 1, 4, 5)),
         InputError,
         r"batch axes.*\(3,\) and \(2,\)",
     ),
     "guide_of_a_batch_for_one_image": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=1.0, guide=zeros(2, 1, 4, 5)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(2, 1, 4, 5)),
         InputError,
         "batch axes",
     ),

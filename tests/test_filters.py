@@ -16,6 +16,8 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS
 
+SIGMAS: dict[str, Any] = {"sigma_space": 1.7, "sigma_color": 0.3}
+
 pytestmark = pytest.mark.usefixtures("backend")
 
 
@@ -197,7 +199,7 @@ def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.d
     random = np.random.default_rng(4)
     image = to_tensor(random.random((*leading, 2, 4, 5)), dtype)
     guide = to_tensor(random.random((*leading, 1, 4, 5)), dtype) if guided else None
-    actual = ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3, guide=guide, method="dense")
+    actual = ph.bilateral_filter(image, **SIGMAS, guide=guide, method="dense")
     assert actual.shape == image.shape
     step = oracle.dense_gaussian_step
     for item in np.ndindex(leading):
@@ -211,23 +213,20 @@ def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.d
 def test_guide_broadcasts_over_batch(dtype: torch.dtype) -> None:
     random = np.random.default_rng(4)
     images, guide = to_tensor(random.random((3, 2, 4, 5)), dtype), to_tensor(random.random((1, 4, 5)), dtype)
-    actual = ph.bilateral_filter(images, sigma_space=1.7, sigma_color=0.3, guide=guide)
+    actual = ph.bilateral_filter(images, **SIGMAS, guide=guide)
     for image, result in zip(images, actual, strict=True):
-        assert_close(result, ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3, guide=guide))
+        assert_close(result, ph.bilateral_filter(image, **SIGMAS, guide=guide))
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "dense"}, {"halo": 1}], ids=str)
 def test_bilateral_equals_gaussian_of_bilateral_features(options: dict[str, Any]) -> None:
     image = to_tensor(np.random.default_rng(4).random((1, 4, 5)))
-    features = ph.features.bilateral(image, sigma_space=1.7, sigma_color=0.3)
+    features = ph.features.bilateral(image, **SIGMAS)
     assert_close(features, pixel_features(to_numpy(image), 1.7, 0.3))
-    actual = ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3, **options)
+    actual = ph.bilateral_filter(image, **SIGMAS, **options)
     assert_close(actual.reshape(20, 1), ph.gaussian_filter(image.reshape(20, 1), features, **options))
     if options:
-        assert (
-            relative_error(actual, ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.3))
-            > TOLERANCE[torch.float64]
-        )
+        assert relative_error(actual, ph.bilateral_filter(image, **SIGMAS)) > TOLERANCE[torch.float64]
 
 
 def test_keeps_edges_and_removes_noise() -> None:

@@ -209,15 +209,6 @@ def test_lattice_is_frozen_and_has_repr() -> None:
     assert len(text) < 200
 
 
-def test_lattices_compare_by_identity() -> None:
-    """Comparing tables element by element would be slow and useless."""
-    features = draw(20, 2)
-    one, other = ph.build_lattice(features), ph.build_lattice(features)
-    assert one == one
-    assert one != other
-    assert len({one, other, one}) == 2
-
-
 @pytest.mark.parametrize("leading", [(), (2,), (0,)])
 def test_empty_point_sets(leading: tuple[int, ...]) -> None:
     """No sources: results are zero. No targets: results are empty. Neither: empty, too."""

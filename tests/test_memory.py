@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -73,17 +72,6 @@ def test_gpu_limit_raises_before_allocation(gibibytes: int, fits: bool, monkeypa
     else:
         with pytest.raises(MemoryLimitError, match="450,000,000 points in 5 dimensions"):
             limit.check_simplices(450_000_000, 5, 4)
-
-
-def test_available_memory_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, which has no /proc either."""
-
-    def missing(path: Path) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", missing)
-    monkeypatch.delattr(os, "sysconf")
-    assert memory.available_memory(torch.device("cpu")) > 1 << 40
 
 
 @pytest.mark.parametrize(

@@ -124,14 +124,6 @@ def test_public_names_load_no_backend() -> None:
 
 
 @pytest.mark.process
-def test_command_line_help_needs_no_torch() -> None:
-    """Help, version and completion would take seconds."""
-    loaded = loaded_by("import permutohedral.__main__, permutohedral.cli.application")
-    assert not {"torch", "numpy", "PIL", "rich", "matplotlib"} & loaded
-    assert loaded_by("from permutohedral import bilateral_filter") >= {"torch"}
-
-
-@pytest.mark.process
 def test_jobs_on_files_are_imported_lazily() -> None:
     loaded = loaded_by("import permutohedral as ph; assert set(ph.files.__all__) <= set(dir(ph.files))")
     assert not {"torch", "PIL", "permutohedral.files.images"} & loaded

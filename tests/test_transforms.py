@@ -245,19 +245,6 @@ def test_per_sample_gradients_of_layer() -> None:
             assert_close(gradients[name][item], leaf.grad)
 
 
-def test_lattice_caches_no_transformed_tensors() -> None:
-    """A size that nothing else uses: its tables are made while torch transforms the call."""
-    values, features = draw(6, 1), draw(6, 6, seed=1)
-    weight = draw(ph.lattice.Neighborhood(6, 2).filter_size, 1, 1).requires_grad_()
-    with torch.inference_mode():
-        ph.permutohedral_filter(values, features, weight, neighborhood_size=2)
-    jvp(lambda given: ph.gaussian_filter(given, features), (values,), (values,))
-    jvp(lambda given: ph.permutohedral_filter(given, features, weight, None, neighborhood_size=2), (values,), (values,))
-    ph.gaussian_filter(values, features)
-    ph.permutohedral_filter(values, features, weight, neighborhood_size=2).sum().backward()
-    assert weight.grad is not None
-
-
 def tangent(*given: Tensor) -> Tensor:
     return cast(Tensor, jvp(on_a_lattice, given, given)[1])
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import permutohedral as ph
 from benchmarks import __main__ as command
-from benchmarks import inputs, peers, probes, report, runner
+from benchmarks import inputs, peers, report, runner
 from benchmarks.exact import ExactGaussian
 from benchmarks.filters import PROBLEMS, problems_of
 from benchmarks.inputs import FilterProblem, Inputs
@@ -63,19 +61,6 @@ def test_problems_are_seeded_and_have_variants(name: str, points: int, dimension
     assert torch.equal(made[0].values, again.values)
     assert made is problems_of(name, given)
     assert not any(torch.equal(made[0].features, other.features) for other in made[1:])
-
-
-def test_reads_the_photo_from_the_data_folder_or_names_a_substitute(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    pixels, origin = Inputs(tmp_path, CPU).photo
-    assert "substitute" in origin
-    assert pixels.shape == (321, 481, 3)
-    folder = tmp_path / "bsds500" / "val"
-    folder.mkdir(parents=True)
-    image.fromarray(np.full((321, 481, 3), 128, np.uint8)).save(folder / inputs.PHOTO)
-    pixels, origin = Inputs(tmp_path, CPU).photo
-    assert "substitute" not in origin
-    assert int(pixels.min()) == int(pixels.max()) == 128
 
 
 def test_the_exact_gaussian_is_the_sum_over_all_pairs(problem: FilterProblem) -> None:
@@ -230,21 +215,6 @@ def test_names_a_missing_device() -> None:
         pytest.skip("there is a GPU here")
     with pytest.raises(ph.errors.BackendUnavailable, match="no GPU"):
         runner.run(runner.Options(device="cuda"))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc, which Linux has")
-def test_peak_memory_counts_freed_blocks() -> None:
-    before = probes._reset_peak()
-    block = np.ones(40_000_000, np.uint8)
-    del block
-    # the system counts pages in batches
-    assert 39e6 <= probes._status("VmHWM") - before < 60e6
-
-
-@pytest.mark.process
-def test_import_time_is_measured_in_a_new_process() -> None:
-    measured = probes.measure_import(Inputs(None, CPU), 1, 1, False)
-    assert measured.samples[OURS][0] > 0
 
 
 def test_command_lists_workloads_and_rejects_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from support import DEVICE, assert_close
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 import permutohedral as ph
-from experiments.invariance.features import lattice_step, log_scale_features, rotation_features, snap_sigma
+from experiments.invariance.features import rotation_features, snap_sigma
 from experiments.invariance.model import (
     CopiesStem,
-    InvarianceModel,
     InvariantLeNet,
     LevelStem,
     Stack,
@@ -42,28 +41,6 @@ def test_a_quarter_turn_is_the_rotated_image() -> None:
     assert torch.equal(turned[place[:, 0], place[:, 1]], image.flatten())
     assert torch.equal(features[: height * width, :2], ph.features.positions((height, width), dtype=torch.float64))
     assert features[:, 2].unique().tolist() == [0.0, 9.0]
-
-
-def test_scaled_positions_move_away_from_the_middle() -> None:
-    log_scales = torch.tensor([0.5, 2.0], dtype=torch.float64).log()
-    half, double = log_scale_features(3, 5, log_scales, sigma_space=2.0, sigma_scale=0.1).chunk(2)
-    middle = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    assert_close((double - half)[:, :2], 3 * (half[:, :2] - middle))
-    assert_close(double[:, 2], torch.full_like(double[:, 2], 10 * math.log(2)))
-
-
-@pytest.mark.parametrize(("dimension", "size"), [(2, 1), (3, 2), (5, 1)])
-def test_a_lattice_step_moves_the_result_along(dimension: int, size: int) -> None:
-    features = torch.rand(60, dimension, dtype=torch.float64, device=DEVICE) * 3
-    moved = features.clone()
-    moved[:, -1] += lattice_step(dimension)
-    filter_size = ph.lattice.Neighborhood(dimension, size).filter_size
-    weight = torch.randn(filter_size, 1, 2, dtype=torch.float64, device=DEVICE)
-    values = torch.rand(60, 1, dtype=torch.float64, device=DEVICE)
-    results = [
-        ph.permutohedral_filter(values, points, weight, None, neighborhood_size=size) for points in (features, moved)
-    ]
-    assert_close(results[1], results[0])
 
 
 @pytest.mark.parametrize("sigma", [10.0, 25.0, 400.0])
@@ -130,16 +107,6 @@ def test_copies_are_rotated_and_convolved_one_by_one() -> None:
     assert float((turned - upright).norm()) > 0.1 * float(upright.norm())
 
 
-def test_copies_are_scaled() -> None:
-    stem = CopiesStem(1, Stack("scale", bandwidth=0.2, levels=1)).to(DEVICE)
-    nn.init.dirac_(stem.convolution.weight)
-    square = functional.pad(torch.ones(1, 10, 10), (9, 9, 9, 9)).to(DEVICE)
-    nn.init.zeros_(cast(Tensor, stem.convolution.bias))
-    areas = levels_of(stem, square).sum(dim=(0, 2, 3, 4)).sqrt()
-    factor = math.exp(stem.stack.spacing)
-    assert areas.tolist() == pytest.approx([10 / factor, 10, 10 * factor], rel=0.05)
-
-
 def test_angles_wrap_around() -> None:
     stem = stem_of(Stack("rotation", THIRTY, levels=8))
     output = levels_of(stem, digits())
@@ -152,37 +119,6 @@ def test_angles_wrap_around() -> None:
         pooled_levels(stem, as_values(seen)).detach() for seen in (images, torch.rot90(images, dims=(1, 2)))
     )
     assert_close(after, before.cpu())
-
-
-def test_an_empty_image_pools_to_nothing() -> None:
-    models: tuple[InvarianceModel, ...] = ("lenet", "pcnn", "stack", "copies")
-    for model in models:
-        options = {"bandwidth": 0.1, "levels": 1} if model in ("stack", "copies") else {}
-        stem: Any = build_invariance_model(model, "scale", options).to(DEVICE).stem
-        nn.init.ones_(stem.convolution.bias)
-        pooled = pooled_levels(stem, torch.zeros(1, 784, 1, device=DEVICE))
-        assert pooled.shape == (1, 20, 24, 24)
-        assert not bool(pooled.any())
-
-
-def test_scaled_samples_lie_where_they_belong_and_leave_no_gaps() -> None:
-    stack = Stack("scale", bandwidth=0.1, levels=5, sigma_space=1.5)
-    positions, features = stack.source(beyond=1)
-    middle = (SIZE - 1) / 2
-    factors = (features[:, 2:] * stack.sigma).exp()
-    assert float(factors.max()) > 1.8
-    assert float(factors.min()) < 0.55
-    places = 1.5 * features[:, :2]
-    assert_close(places - middle, factors * (positions - middle))
-    rows = places.reshape(13, SIZE, SIZE, 2)[:, :, 0, 0]
-    assert float((rows[:, 1:] - rows[:, :-1]).max()) < 1 + 1e-4
-    assert positions.min() >= 0
-    assert positions.max() <= SIZE - 1
-    # an enlarged image is read between its pixels
-    stem = stem_of(Stack("scale", bandwidth=0.1, levels=1))
-    ramp = torch.arange(SIZE, dtype=torch.float32, device=DEVICE).expand(SIZE, SIZE)
-    sampled = stem.sample(as_values(ramp[None]))[0, :, 0]
-    assert_close(sampled, stem.positions[:, 1].cpu())
 
 
 def test_the_pooled_score_sums_over_levels() -> None:

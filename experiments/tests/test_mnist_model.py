@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from support import DEVICE, assert_close
@@ -37,21 +35,6 @@ def test_interpolation_weighs_bilinearly_and_leaves_holes() -> None:
     image = interpolate_to_grid(values, torch.tensor([[[5.0, 5.25], [5.0, 5.75]]]))
     assert_close(image[0, 0, 5, 4:8], torch.tensor([0.0, 0.75 * 1 + 0.25 * 3, 0.25 * 1 + 0.75 * 3, 0.0]))
     assert image.count_nonzero() == 2
-
-
-@pytest.mark.parametrize(("model", "weights"), [("lenet", 431_080), ("pcnn", 430_960)])
-def test_the_networks_are_as_large_as_the_originals(model: LeNetModel, weights: int) -> None:
-    assert sum(parameter.numel() for parameter in build_lenet(model).parameters()) == weights
-
-
-def test_weights_start_as_in_caffe() -> None:
-    network = build_lenet("pcnn")
-    assert isinstance(network.stem, PermutohedralStem)
-    for weight, inputs in ((network.stem.convolution.weight, 19), (network.hidden.weight, 800)):
-        bound = math.sqrt(3 / inputs)
-        assert float(weight.detach().abs().max()) <= bound
-        assert abs(float(weight.detach().std()) - bound / math.sqrt(3)) < 0.1 * bound
-    assert all(not bias.any() for name, bias in network.named_parameters() if name.endswith("bias"))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -86,12 +86,6 @@ def test_names_the_missing_output(command: list[str]) -> None:
     assert "OUTPUT is missing after photo.jpg" in result.stderr
 
 
-def test_the_shell_completes_commands() -> None:
-    environment = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral ima", "COMP_CWORD": "1"}
-    result = CliRunner().invoke(application, [], prog_name="permutohedral", env=environment)
-    assert result.stdout.split() == ["image"]
-
-
 def test_backends_agree_with_the_package() -> None:
     report = json.loads(CliRunner().invoke(application, ["backends", "--json"]).stdout)
     assert report["version"] == ph.__version__

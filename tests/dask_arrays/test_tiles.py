@@ -96,24 +96,6 @@ def test_exact_method_equals_the_whole(shape: tuple[int, ...], axes: str) -> Non
     assert np.abs(filtered - in_memory(image, 0.8, 0.2)).max() > 1e-4
 
 
-def test_margins_are_as_narrow_as_possible() -> None:
-    image = smooth(80, 80)
-    tiles, whole = da.from_array(image, chunks=20), in_memory(image, 4.0, 0.2)
-
-    def filter_part(values: torch.Tensor, origin: tuple[int, ...]) -> torch.Tensor:
-        places = grid_features(values.shape[1:], 4.0, origin=origin)
-        features = torch.cat([places, values.reshape(-1, 1) / 0.2], dim=1)
-        return ph.gaussian_filter(values.reshape(-1, 1), features).reshape(values.shape)
-
-    def filtered(share: float) -> np.ndarray:
-        margins = [int(np.ceil(share * 4.0 * ph.lattice.reach(axis))) for axis in range(2)]
-        result: np.ndarray = phd.map_tiles(filter_part, tiles, margins).compute()
-        return result
-
-    np.testing.assert_array_equal(filtered(1.0), whole)
-    assert np.abs(filtered(0.75) - whole).max() > 1e-6
-
-
 def test_channels_guides_and_integers() -> None:
     color = np.rint(255 * np.stack([smooth(40, 50), smooth(40, 50)[::-1]])).astype(np.uint8)
     guide = smooth(40, 50)

@@ -225,10 +225,7 @@ def bad_calls() -> BadCalls:
         "features of other points": (InputError, lambda field: field.addPairwiseEnergy(features[:, :5].copy(), 3)),
         "steps NaN": (InputError, lambda field: field.inference(np.nan)),
         "steps None": (TypeError, lambda field: field.inference(None)),
-        "step of an array": (
-            TypeError,
-            lambda field: field.stepInference(unary, eigen.MatrixXf(), eigen.MatrixXf()),
-        ),
+        "step of an array": (TypeError, lambda field: field.stepInference(unary, eigen.MatrixXf(), eigen.MatrixXf())),
         "step of another shape": (
             InputError,
             lambda field: field.stepInference(eigen.MatrixXf(), eigen.MatrixXf(), eigen.MatrixXf()),
@@ -268,15 +265,3 @@ def test_replaces_imports_of_pydensecrf() -> None:
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.split("\n")[0] == "(2, 3) permutohedral.compat.pydensecrf.utils"
-
-
-@pytest.mark.process
-def test_imports_torch_with_the_first_kernel() -> None:
-    """Programs import the drop-in in many workers; torch takes seconds and hundreds of megabytes."""
-    code = (
-        "import sys, numpy as np, permutohedral.compat.pydensecrf as crf; from permutohedral.compat import simplecrf; "
-        "field = crf.densecrf.DenseCRF2D(4, 3, 2); unary = crf.utils.unary_from_labels(np.ones(12, int), 2, 0.7); "
-        "field.setUnaryEnergy(unary); assert 'torch' not in sys.modules; field.addPairwiseGaussian(3, 3); "
-        "assert 'torch' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,10 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from figures import draw_filter, draw_steps, make_scene
+from figures import make_scene
 from figures.__main__ import main
-from figures.canvas import grid_points
-from figures.filters import neighborhood_with_taps
 from PIL import Image
 
 import permutohedral as ph
@@ -51,27 +49,11 @@ def test_steps_close_into_a_simplex() -> None:
     torch.testing.assert_close(steps.norm(dim=1), torch.full((4,), np.sqrt(9 / 8)), check_dtype=False)
 
 
-def test_backdrop_contains_every_lattice_point() -> None:
-    scene = make_scene()
-    occupied = lattice_positions(scene.lattice.source).numpy()
-    drawn = grid_points(occupied.min(axis=0), occupied.max(axis=0))
-    nearest = np.linalg.norm(occupied[:, None] - drawn, axis=2).min(axis=1)
-    assert nearest.max() < 1e-9
-    assert len(drawn) == len(np.unique(drawn.round(6), axis=0))
-
-
 def test_scene_matches_operators() -> None:
     scene = make_scene(num_points=9)
     weight = ph.lattice.gaussian_weight(2, 2, torch.float64)
     expected = ph.permutohedral_filter(scene.values, scene.features, weight / weight.sum(), neighborhood_size=2)
     torch.testing.assert_close(scene.sliced, expected, rtol=0, atol=TOLERANCE)
-
-
-def test_steps_label_the_barycentric_weights() -> None:
-    texts = [text.get_text() for text in draw_steps(make_scene()).axes[0].texts]
-    weights = [float(text) for text in texts if text]
-    assert len(weights) == 3
-    assert sum(weights) == pytest.approx(1, abs=0.02)
 
 
 def test_draws_the_figures_of_the_documentation(tmp_path: Path) -> None:
@@ -87,9 +69,3 @@ def test_draws_the_figures_of_the_documentation(tmp_path: Path) -> None:
         else:
             with Image.open(path) as image:
                 assert np.asarray(image.convert("L")).std() > 5
-
-
-def test_filters_of_three_dimensions_are_drawn_in_layers() -> None:
-    layers = len(set(tap_positions(neighborhood_with_taps(65))[:, 2].round(decimals=4).tolist()))
-    # a row for each filter, a panel for each layer, and a scale for each row
-    assert len(draw_filter({"a": torch.rand(65), "b": torch.rand(65)}).axes) == 2 * (layers + 1)

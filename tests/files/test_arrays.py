@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ pytest.importorskip("zarr", reason="zarr is not installed")
 import zarr
 
 from permutohedral.dask import workers
-from permutohedral.files.array_stores import create_store, open_source, write_region
 
 Array = np.ndarray[Any, Any]
 
@@ -165,21 +162,6 @@ def test_tiff(tmp_path: Path) -> None:
     run(tmp_path / "in.tif", tmp_path / "out.zarr", 2.0)
     whole = np.moveaxis(expected(np.moveaxis(image, -1, 0), 2.0, 0.3), 0, -1)
     np.testing.assert_array_equal(read(tmp_path / "out.zarr"), whole)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files")
-def test_tiff_is_closed_after_each_read(tmp_path: Path) -> None:
-    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
-    tifffile.imwrite(tmp_path / "in.tif", draw(30, 40))
-    source = open_source(tmp_path / "in.tif")
-    gc.disable()
-    try:
-        for _ in range(3):
-            source.read((slice(0, 9), slice(0, 9)))
-        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    finally:
-        gc.enable()
-    assert str(tmp_path / "in.tif") not in names
 
 
 def test_resumes_after_an_interruption(tmp_path: Path) -> None:
@@ -326,27 +308,3 @@ def test_reports_a_damaged_chunk(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(DataError, match="cannot read the array"):
         run(tmp_path / "broken.tif", tmp_path / "out.zarr")
     assert not (tmp_path / "out.zarr").exists()
-
-
-def test_relative_paths_and_workers_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    volume = draw(30, 20, 40)
-    store(Path("in.zarr"), volume, chunks=(8, 8, 8))
-    # tiles after the first are filtered elsewhere
-    run(Path("in.zarr"), Path("out.zarr"), axes="ZYX", progress=lambda *_: os.chdir("/"))
-    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], 1.0, 0.3)[0])
-
-
-@pytest.mark.parametrize("is_empty", [False, True])
-def test_chunks_of_zeros_are_not_stored(tmp_path: Path, is_empty: bool) -> None:
-    """The last chunk is not full."""
-    like: Any = {"shape": (21, 16), "chunks": (8, 8), "dtype": "uint8", "dimension_names": ("y", "x")}
-    zarr.create_array(str(tmp_path / "in.zarr"), **like)
-    create_store(tmp_path / "out.zarr", open_source(tmp_path / "in.zarr"), (16, 16))
-    part = np.zeros((5, 16), np.uint8)
-    part[4, 7] = 1
-    part[0, 15] = 0 if is_empty else 1
-    write_region(tmp_path / "out.zarr", (slice(16, 21), slice(0, 16)), part)
-    stored = sorted(str(path.relative_to(tmp_path / "out.zarr" / "c")) for path in tmp_path.glob("out.zarr/c/*/*"))
-    assert stored == (["2/0"] if is_empty else ["2/0", "2/1"])
-    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), np.concatenate([np.zeros((16, 16), np.uint8), part]))

@@ -103,23 +103,6 @@ def test_resumes_smoothing_after_an_interruption(tmp_path: Path) -> None:
     assert files[1].read_bytes() == whole
 
 
-@pytest.mark.usefixtures("_small_chunks")
-def test_reads_each_chunk_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decompression is slow: a chunk is read for the lattice and for its results, with features and values together."""
-    write_scan(tmp_path / "in.las")
-    read, numbers, reports = laspy.LasReader.read_points, list[int](), list[Any]()
-
-    def counted(reader: Any, number: int) -> Any:
-        numbers.append(number)
-        return read(reader, number)
-
-    monkeypatch.setattr(laspy.LasReader, "read_points", counted)
-    options: Any = {"field": "intensity", "progress": lambda *report: reports.append(report)}
-    smooth_cloud(tmp_path / "in.las", tmp_path / "out.las", sigma_space=2.0, **options)
-    # and once more to assemble the output
-    assert len(numbers) == 3 * len(reports)
-
-
 def test_wide_scans_keep_their_precision(tmp_path: Path) -> None:
     """Neighbors lie 200 m apart, so that smoothing changes nothing but for rounding; float32 rounds by 4 mm."""
     write_scan(tmp_path / "in.las")

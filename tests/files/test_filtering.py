@@ -93,34 +93,6 @@ def test_filter_takes_edges_from_the_guide(tmp_path: Path, random: np.random.Gen
     torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
 
 
-def test_filter_keeps_alpha(tmp_path: Path, random: np.random.Generator) -> None:
-    pixels = random_pixels(random, 8, 9, 4)
-    output = tmp_path / "out.png"
-    assert invoke("filter", save(tmp_path / "in.png", pixels), output).exit_code == 0
-    assert torch.equal(read(output)[3], as_tensor(pixels)[3])
-    assert not torch.equal(read(output)[:3], as_tensor(pixels)[:3])
-
-
-def test_filter_keeps_sixteen_bits(tmp_path: Path, random: np.random.Generator) -> None:
-    pixels = random.integers(0, 65536, (8, 9), dtype=np.uint16)
-    output = tmp_path / "out.png"
-    assert invoke("filter", save(tmp_path / "in.png", pixels), output).exit_code == 0
-    expected = ph.bilateral_filter(as_tensor(pixels, 65535), sigma_space=8.0, sigma_color=0.1, method="auto")
-    torch.testing.assert_close(read(output, 65535), expected, rtol=0, atol=1 / 65535)
-
-
-@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
-def test_filter_keeps_the_color_profile(ending: str, tmp_path: Path, random: np.random.Generator) -> None:
-    from PIL import ImageCms
-
-    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    source, output = tmp_path / "source.png", tmp_path / f"output.{ending}"
-    Image.fromarray(random_pixels(random, 9, 8, 3)).save(source, icc_profile=profile)
-    assert invoke("filter", source, output).exit_code == 0
-    with Image.open(output) as image:
-        assert image.info["icc_profile"] == profile
-
-
 @pytest.mark.parametrize("ending", ["jpg", "webp"])
 def test_lossy_formats_keep_colors(ending: str, tmp_path: Path) -> None:
     """Red and blue stripes of one pixel: at usual settings their colors are mixed."""

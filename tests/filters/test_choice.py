@@ -11,7 +11,6 @@ from support import DETERMINISTIC, DEVICE, assert_close, relative_error
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.filters import choice
 from permutohedral.filters.color_grid import has_color_grid
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -56,35 +55,6 @@ def test_noise_makes_lattices_slow() -> None:
     """The same window: where every pixel has lattice points of its own it takes less time than they do."""
     assert ph.accuracy.explain_bilateral(picture(), sigma_space=6.0, sigma_color=0.1).method != "exact"
     assert ph.accuracy.explain_bilateral(picture(noise=0.1), sigma_space=6.0, sigma_color=0.1).method == "exact"
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.1])
-@pytest.mark.parametrize("sigmas", [(2.0, 0.1), (4.0, 0.2), (8.0, 0.1), (16.0, 0.1), (16.0, 0.3), (30.0, 0.5)])
-def test_gpus_choose_between_window_and_lattice(sigmas: tuple[float, float], noise: float) -> None:
-    """By costs of a device that is not the CPU, whichever holds the tensors."""
-    image = picture(height=160, width=200, noise=noise)
-    costs = choice.costs_of(torch.device("cuda"))
-    found = choice.choose_for_pixels(image, image, *sigmas, costs)
-    assert found.method == ("exact" if sigmas[0] == 2.0 else "lattice")
-    # a GPU is not asked how many lattice points there are
-    assert choice.choose_for_pixels(torch.zeros_like(image), torch.zeros_like(image), *sigmas, costs) == found
-
-
-def test_costs_follow_the_device_of_the_tensors() -> None:
-    assert choice.costs_of(torch.device("cpu")) is choice.CPU_COSTS
-    for name in ("cuda", "mps", "xpu", "meta"):
-        assert choice.costs_of(torch.device(name)) is choice.GPU_COSTS
-
-
-def test_lattice_points_are_counted() -> None:
-    """In squares that are the whole of a small picture."""
-    image = picture(noise=0.05)
-    features = ph.features.bilateral(image, sigma_space=3.0, sigma_color=0.2)
-    expected = ph.build_lattice(features, neighborhood_size=0).num_lattice_points / features.shape[0]
-    small = choice._lattice_points_per_pixel(image, (3.0, 3.0), 0.2)
-    assert small == pytest.approx(expected, rel=0.1)
-    large = picture(height=230, width=410, noise=0.05)
-    assert choice._lattice_points_per_pixel(large, (3.0, 3.0), 0.2) == pytest.approx(expected, rel=0.2)
 
 
 def test_batches_and_guides() -> None:

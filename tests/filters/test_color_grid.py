@@ -14,17 +14,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import BackendUnavailable
-from permutohedral.filters.color_grid import (
-    COARSE,
-    FINE,
-    ColorAxes,
-    GridStep,
-    estimate_nodes,
-    find_axes,
-    has_color_grid,
-    is_within_limits,
-    sum_color_grid,
-)
+from permutohedral.filters.color_grid import COARSE, ColorAxes, GridStep, find_axes, has_color_grid, sum_color_grid
 from permutohedral.lattice import memory
 
 if not has_color_grid(torch.zeros(1, device=DEVICE)):
@@ -172,102 +162,45 @@ def test_turned_colors_give_the_same() -> None:
     assert relative_error(actual, expected) < 1e-6
 
 
-def test_narrow_bandwidths_need_more_nodes() -> None:
-    guide = picture(40, 50)
-    nodes = [estimate_nodes(guide, [sigma] * 3, SIGMA, axes_of(guide / sigma, COARSE)) for sigma in (1.0, 0.25)]
-    assert nodes[0] < nodes[1] < np.inf
-    # a billion nodes along each axis
-    assert estimate_nodes(guide, [1e-9] * 3, SIGMA, axes_of(guide / 1e-9)) == np.inf
-
-
-def test_limits_hold_for_colors_outside_of_the_counted_squares() -> None:
-    guide = picture(40, 50)
-    axes = axes_of(guide)
-    assert is_within_limits(guide, [1.0] * 3, SIGMA, axes)
-    for odd in (1e6, torch.nan):
-        guide[0, 0, 0, 0] = odd
-        assert not is_within_limits(guide, [1.0] * 3, SIGMA, axes)
-    assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
-
-
-@pytest.mark.parametrize(("spans", "expected"), [((400, 700, 300), True), ((400, 700, 15000), False)])
-def test_limits_bound_the_box_around_all_colors(spans: tuple[float, ...], expected: bool) -> None:
-    guide = torch.full((1, 3, 100, 100), 0.5, device=DEVICE)
-    guide[0, :, 0, 0], guide[0, :, 0, 1] = 0.0, 1.0
-    axes = ColorAxes(np.eye(3), np.zeros(3))
-    assert is_within_limits(guide, [1 / span for span in spans], (200.0, 200.0), axes) == expected
+AUTO_SIGMAS: dict[str, Any] = {"sigma_space": 12.0, "sigma_color": 0.1}
 
 
 class TestAuto:
     """Images with noise and a large bandwidth."""
 
-    sigmas = 12.0, 0.1
     noise = to_tensor(np.random.default_rng(0).normal(0, 0.1, (3, 90, 110)), torch.float32)
     image = 0.5 + picture(90, 110)[0] / 8 + noise
 
     def test_takes_it_where_there_are_many_colors(self) -> None:
-        assert (
-            ph.accuracy.explain_bilateral(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1]).method
-            == "grid"
-        )
-        actual = ph.bilateral_filter(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="auto")
-        expected = ph.bilateral_filter(
-            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="exact"
-        )
+        assert ph.accuracy.explain_bilateral(self.image, **AUTO_SIGMAS).method == "grid"
+        actual = ph.bilateral_filter(self.image, **AUTO_SIGMAS, method="auto")
+        expected = ph.bilateral_filter(self.image, **AUTO_SIGMAS, method="exact")
         assert relative_error(actual, expected) < 0.01
         assert (actual - expected).abs().max() < 0.03
-        assert (
-            ph.bilateral_filter(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1]) - expected
-        ).abs().max() > 0.03
-        halo = ph.bilateral_filter(
-            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="auto", halo=1
-        )
-        assert (
-            relative_error(
-                halo, ph.bilateral_filter(self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], halo=1)
-            )
-            < 1e-6
-        )
+        assert (ph.bilateral_filter(self.image, **AUTO_SIGMAS) - expected).abs().max() > 0.03
+        halo = ph.bilateral_filter(self.image, **AUTO_SIGMAS, method="auto", halo=1)
+        assert relative_error(halo, ph.bilateral_filter(self.image, **AUTO_SIGMAS, halo=1)) < 1e-6
 
     def test_holes(self) -> None:
         known = torch.ones(90, 110, dtype=torch.bool, device=DEVICE)
         known[30:50, 40:60] = False
         options: dict[str, Any] = {"guide": self.image, "sample_weight": known}
-        actual = ph.bilateral_filter(
-            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="auto", **options
-        )
-        expected = ph.bilateral_filter(
-            self.image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1], method="exact", **options
-        )
+        actual = ph.bilateral_filter(self.image, **AUTO_SIGMAS, method="auto", **options)
+        expected = ph.bilateral_filter(self.image, **AUTO_SIGMAS, method="exact", **options)
         assert relative_error(actual, expected) < 0.01
 
     def test_not_where_derivatives_are_wanted(self) -> None:
         image = self.image.clone().requires_grad_()
-        assert (
-            ph.accuracy.explain_bilateral(image, sigma_space=self.sigmas[0], sigma_color=self.sigmas[1]).method
-            == "lattice"
-        )
+        assert ph.accuracy.explain_bilateral(image, **AUTO_SIGMAS).method == "lattice"
 
 
 def test_every_picture_of_a_batch() -> None:
     """Colors that the first picture does not have."""
     dark = 0.2 + to_tensor(np.random.default_rng(0).normal(0, 0.1, (1, 3, 96, 96)), torch.float32)
     batch = torch.cat([dark, 1 - dark])
-    assert ph.accuracy.explain_bilateral(batch, sigma_space=12.0, sigma_color=0.1).method == "grid"
-    actual = ph.bilateral_filter(batch, sigma_space=12.0, sigma_color=0.1, method="auto")
-    assert (actual - ph.bilateral_filter(batch, sigma_space=12.0, sigma_color=0.1, method="exact")).abs().max() < 0.03
-
-
-def test_a_finer_grid_is_closer() -> None:
-    """To the definition, at the worst pixel, where every color sees many that are a few standard deviations away."""
-    noise = to_tensor(np.random.default_rng(0).normal(0, 0.5, (1, 3, 60, 70)), torch.float32)
-    guide = picture(60, 70) / 2 + noise
-    expected = quotient(by_definition(with_mass(guide), guide, (8.0, 8.0)))
-    coarse, fine = (
-        float((quotient(sum_color_grid(guide, guide, (8.0, 8.0), axes_of(guide, step))) - expected).abs().max())
-        for step in (COARSE, FINE)
-    )
-    assert fine < 0.75 * coarse
+    assert ph.accuracy.explain_bilateral(batch, **AUTO_SIGMAS).method == "grid"
+    actual = ph.bilateral_filter(batch, **AUTO_SIGMAS, method="auto")
+    assert (actual - ph.bilateral_filter(batch, **AUTO_SIGMAS, method="exact")).abs().max() < 0.03
 
 
 def test_pixels_unlike_all_others() -> None:

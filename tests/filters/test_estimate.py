@@ -111,24 +111,6 @@ def test_large_errors_warn(random: np.random.Generator) -> None:
         ph.accuracy.estimate_error(1.1 * exact, values, features)
 
 
-def test_the_default_device_does_not_matter(random: np.random.Generator) -> None:
-    values, features, exact = signal(random)
-    image = to_tensor(random.random(size=(1, 40, 50)), torch.float32)
-
-    def estimates() -> tuple[object, object]:
-        return (
-            ph.accuracy.estimate_error(1.1 * exact, values, features, samples=30),
-            ph.accuracy.estimate_bilateral_error(1.1 * image, image, sigma_space=0.6, sigma_color=0.5, samples=30),
-        )
-
-    expected = estimates()
-    torch.set_default_device("meta")
-    try:
-        assert estimates() == expected
-    finally:
-        torch.set_default_device(None)
-
-
 def test_nothing_to_compare_with_is_no_error() -> None:
     zeros, features = torch.zeros(5, 1, device=DEVICE), torch.rand(5, 2, device=DEVICE)
     assert ph.accuracy.estimate_error(zeros, zeros, features).relative == 0

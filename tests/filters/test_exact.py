@@ -15,9 +15,9 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.filters.exact import window_size
 from permutohedral.ops.operators import sum_neighbors, sum_window
-from permutohedral.ops.reference import window_extents
+
+SIGMAS: dict[str, Any] = {"sigma_space": 1.5, "sigma_color": 0.2}
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -164,18 +164,12 @@ def test_a_guide_without_channels(sigma: float, dtype: torch.dtype) -> None:
 def test_batches_of_pictures() -> None:
     random = np.random.default_rng(2)
     images = to_tensor(random.random(size=(2, 3, 2, 6, 10)))
-    actual = ph.bilateral_filter(images, sigma_space=1.5, sigma_color=0.2, method="exact")
-    shared = ph.bilateral_filter(images, sigma_space=1.5, sigma_color=0.2, guide=images[0, 1, :1], method="exact")
+    actual = ph.bilateral_filter(images, **SIGMAS, method="exact")
+    shared = ph.bilateral_filter(images, **SIGMAS, guide=images[0, 1, :1], method="exact")
     for i, j in ((0, 0), (1, 2)):
         assert_close(actual[i, j], expected_picture(images[i, j], images[i, j], (1.5, 1.5), 0.2))
         assert_close(shared[i, j], expected_picture(images[i, j], images[0, 1, :1], (1.5, 1.5), 0.2))
-    assert ph.bilateral_filter(images[:, :0], sigma_space=1.5, sigma_color=0.2, method="exact").shape == (
-        2,
-        0,
-        2,
-        6,
-        10,
-    )
+    assert ph.bilateral_filter(images[:, :0], **SIGMAS, method="exact").shape == (2, 0, 2, 6, 10)
 
 
 def test_a_window_is_the_sum_over_points() -> None:
@@ -193,7 +187,7 @@ def test_weights_and_mass() -> None:
     guide = to_tensor(random.random(size=(1, 8, 9)))
     holes = torch.where(known, image, torch.nan)
     actual, mass = ph.bilateral_filter(
-        holes, sigma_space=1.5, sigma_color=0.2, guide=guide, method="exact", sample_weight=known, return_mass=True
+        holes, **SIGMAS, guide=guide, method="exact", sample_weight=known, return_mass=True
     )
     both = torch.cat([torch.where(known, image, 0.0), known[None].to(image.dtype)])
     expected = expected_picture(both, guide, (1.5, 1.5), 0.2)
@@ -225,10 +219,10 @@ def test_batched_by_torch() -> None:
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 def test_values_of_sixteen_bits_are_rounded_once(half: torch.dtype) -> None:
     image = to_tensor(np.random.default_rng(5).random(size=(3, 9, 11)), half)
-    actual = ph.bilateral_filter(image, sigma_space=1.5, sigma_color=0.2, method="exact")
+    actual = ph.bilateral_filter(image, **SIGMAS, method="exact")
     assert actual.dtype == half
-    assert_close(actual, ph.bilateral_filter(image.float(), sigma_space=1.5, sigma_color=0.2, method="exact"))
-    features = ph.features.bilateral(image, sigma_space=1.5, sigma_color=0.2)
+    assert_close(actual, ph.bilateral_filter(image.float(), **SIGMAS, method="exact"))
+    features = ph.features.bilateral(image, **SIGMAS)
     points = ph.gaussian_filter(image.flatten(1).mT, features, method="exact")
     assert_close(points, ph.gaussian_filter(image.flatten(1).mT.float(), features, method="exact"))
 
@@ -349,14 +343,3 @@ def test_what_does_not_fit_is_refused() -> None:
         ),
     ):
         assert_raises(call, error, message)
-
-
-@pytest.mark.parametrize("sigma", [(1.0, 1.0), (0.3, 7.9), (30.0, 16.0)], ids=str)
-@pytest.mark.parametrize("extent", [(40, 50), (1, 9), (200, 3)], ids=str)
-def test_pixels_of_a_window_are_counted(sigma: tuple[float, float], extent: tuple[int, int]) -> None:
-    """Those that `sum_window` looks at."""
-    for reach in (2.0, 2.2, 3.0):
-        extents = window_extents(*sigma, reach, *extent)
-        expected = sum((1 if y == 0 else 2) * (2 * along + 1) for y, along in enumerate(extents))
-        assert window_size(sigma, reach, *extent) == expected
-        assert window_size((1e308, 1e19), reach, *extent) == (2 * extent[0] - 1) * (2 * extent[1] - 1)

@@ -15,12 +15,11 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.errors import InputError
 
+SIGMAS: dict[str, Any] = {"sigma_space": 2.0, "sigma_color": 0.4}
+
 pytestmark = pytest.mark.usefixtures("backend")
 
-STEPS: dict[str, oracle.Step] = {
-    "lattice": oracle.separable_gaussian_step,
-    "dense": oracle.dense_gaussian_step,
-}
+STEPS: dict[str, oracle.Step] = {"lattice": oracle.separable_gaussian_step, "dense": oracle.dense_gaussian_step}
 
 
 def scatter(dtype: torch.dtype = torch.float64, points: int = 17) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,9 +199,7 @@ def test_holes_of_pictures_are_filled_along_the_edges_of_a_guide(leading: tuple[
     numerator, mass = expected(image.flatten(1).T, to_tensor(pixel_features(to_numpy(guide))), mask.flatten().double())
     batch = holes.expand(*leading, 3, 5, 6)
     for edges in (guide, guide.expand(*leading, 1, 5, 6)):
-        mean, actual_mass = ph.bilateral_filter(
-            batch, sigma_space=2.0, sigma_color=0.4, guide=edges, sample_weight=mask, return_mass=True
-        )
+        mean, actual_mass = ph.bilateral_filter(batch, **SIGMAS, guide=edges, sample_weight=mask, return_mass=True)
         assert mean.shape == (*leading, 3, 5, 6)
         assert actual_mass.shape == (*leading, 5, 6)
         item = (0,) * len(leading)
@@ -213,21 +210,15 @@ def test_holes_of_pictures_are_filled_along_the_edges_of_a_guide(leading: tuple[
 def test_a_pixel_without_color_is_near_nothing() -> None:
     image, mask = picture()
     image[:, ~mask] = torch.nan
-    mean, mass = ph.bilateral_filter(
-        image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask, fill_value=-1.0, return_mass=True
-    )
+    mean, mass = ph.bilateral_filter(image, **SIGMAS, sample_weight=mask, fill_value=-1.0, return_mass=True)
     assert (mean[:, ~mask] == -1).all()
     assert (mass[~mask] == 0).all()
-    black = ph.bilateral_filter(
-        image.nan_to_num(0.0), sigma_space=2.0, sigma_color=0.4, sample_weight=mask, return_mass=True
-    )
+    black = ph.bilateral_filter(image.nan_to_num(0.0), **SIGMAS, sample_weight=mask, return_mass=True)
     assert torch.equal(mean[:, mask], black[0][:, mask])
     assert torch.equal(mass[mask], black[1][mask])
     # a color that is known keeps its place, whatever it weighs
     image, _ = picture()
-    assert (
-        ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask, fill_value=-1.0) >= 0
-    ).all()
+    assert (ph.bilateral_filter(image, **SIGMAS, sample_weight=mask, fill_value=-1.0) >= 0).all()
 
 
 def test_layers_take_weights() -> None:
@@ -238,10 +229,8 @@ def test_layers_take_weights() -> None:
         ph.gaussian_filter(values, features, method="dense", sample_weight=weights),
     )
     image, mask = picture()
-    filtered = ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.4).to(DEVICE)(image, sample_weight=mask)
-    assert_close(
-        filtered, ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.4, sample_weight=mask), torch.float32
-    )
+    filtered = ph.nn.BilateralFilter(**SIGMAS).to(DEVICE)(image, sample_weight=mask)
+    assert_close(filtered, ph.bilateral_filter(image, **SIGMAS, sample_weight=mask), torch.float32)
 
 
 def gaussian(**options: Any) -> Any:
@@ -280,9 +269,7 @@ ERRORS: dict[str, ErrorCase] = {
         "'homogeneous' and 'none', not with 'density'",
     ),
     "image": (
-        lambda: ph.bilateral_filter(
-            picture()[0], sigma_space=2.0, sigma_color=0.4, sample_weight=torch.ones(1, 5, 6, device=DEVICE)
-        ),
+        lambda: ph.bilateral_filter(picture()[0], **SIGMAS, sample_weight=torch.ones(1, 5, 6, device=DEVICE)),
         InputError,
         r"sample_weight must be \[5, 6\].*got \[1, 5, 6\]",
     ),

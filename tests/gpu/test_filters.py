@@ -79,26 +79,6 @@ def test_layer_from_features(
                 assert_near(ours, theirs, 4 * L2_TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("channels", "targets"), FILTERS)
-def test_function_and_layer_agree(channels: tuple[int, int], targets: bool, dtype: torch.dtype) -> None:
-    """`permutohedral_filter`, the layer on features and the layer on a lattice are one operator."""
-    coordinates = torch.float64 if dtype == torch.float64 else torch.float32
-    layer = ph.nn.PermutohedralConv(*channels, 2, 2, bias=False, device="cuda", dtype=dtype)
-    features, at = grid_points(900, 20, coordinates), grid_points(500, 20, coordinates) if targets else None
-    for _ in range(3):
-        values = torch.randn(4, 900, channels[0], device="cuda").to(dtype)
-        lattice = ph.build_lattice(features, at, neighborhood_size=2)
-        expected = layer(values, lattice=lattice)
-        for found in (
-            layer(values, features, at),
-            ph.permutohedral_filter(values, features, layer.weight, at, neighborhood_size=2, normalization="density"),
-            ph.permutohedral_filter(values, None, layer.weight, normalization="density", lattice=lattice),
-        ):
-            # vertices may be numbered in another order, and sums be taken in another
-            assert_near(found, expected, L2_TOLERANCE[dtype])
-
-
 @pytest.mark.parametrize(("d", "dtype"), [(3, torch.float64), (5, torch.float32)])
 def test_gaussians_of_changing_points(d: int, dtype: torch.dtype) -> None:
     features = torch.randn(120_000, d, dtype=dtype, device="cuda")

@@ -16,6 +16,8 @@ from permutohedral.guided.maps import FEATURE_SHIFT
 
 HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_COLOR = 6, 8, 2.3, 0.37
 EXACT: dict[str, Any] = {"num_iterations": 400, "tolerance": 1e-13}
+SIGMAS: dict[str, Any] = {"sigma_space": SIGMA_SPACE, "sigma_color": SIGMA_COLOR}
+NARROW: dict[str, Any] = {"sigma_space": 1.7, "sigma_color": SIGMA_COLOR, **EXACT}
 
 
 def picture(channels: int, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Tensor:
@@ -61,15 +63,7 @@ def test_pixels_are_the_solution_of_the_dense_equations() -> None:
     counts = to_numpy(sample_weight).reshape(-1)
     values = np.nan_to_num(to_numpy(target).reshape(2, -1).T)
     expected = solve(guide, weights, np.diag(weights.T @ counts), weights.T @ (counts[:, None] * values), 0.7)
-    found = ph.bilateral_solver(
-        target,
-        guide,
-        sample_weight=sample_weight,
-        smoothness=0.7,
-        sigma_space=SIGMA_SPACE,
-        sigma_color=SIGMA_COLOR,
-        **EXACT,
-    )
+    found = ph.bilateral_solver(target, guide, sample_weight=sample_weight, smoothness=0.7, **SIGMAS, **EXACT)
     assert_close(found, expected)
 
 
@@ -83,18 +77,7 @@ def test_cells_are_the_solution_of_the_dense_equations(size: tuple[int, int]) ->
     values = to_numpy(target).reshape(2, -1).T
     expected = solve(guide, simplices.weights, count * means.T @ means, count * means.T @ values, 0.7)
     options: dict[str, Any] = {"observe": "cells", **EXACT}
-    assert_close(
-        ph.bilateral_solver(
-            target,
-            guide,
-            sample_weight=None,
-            smoothness=0.7,
-            sigma_space=SIGMA_SPACE,
-            sigma_color=SIGMA_COLOR,
-            **options,
-        ),
-        expected,
-    )
+    assert_close(ph.bilateral_solver(target, guide, smoothness=0.7, **SIGMAS, **options), expected)
 
 
 def test_points_equal_the_pixels_that_contain_them() -> None:
@@ -113,28 +96,11 @@ def test_gradients() -> None:
     inputs = [each.requires_grad_() for each in (target, guide, sample_weight, smoothness)]
 
     def run(target: Tensor, guide: Tensor, sample_weight: Tensor, smoothness: Tensor) -> Tensor:
-        found: Tensor = ph.bilateral_solver(
-            target,
-            guide,
-            sample_weight=sample_weight,
-            smoothness=smoothness,
-            sigma_space=1.7,
-            sigma_color=SIGMA_COLOR,
-            **EXACT,
-        )
+        found: Tensor = ph.bilateral_solver(target, guide, sample_weight=sample_weight, smoothness=smoothness, **NARROW)
         return found
 
     def run_cells(coarse: Tensor, guide: Tensor, smoothness: Tensor) -> Tensor:
-        options: dict[str, Any] = {"observe": "cells", **EXACT}
-        found: Tensor = ph.bilateral_solver(
-            coarse,
-            guide,
-            sample_weight=None,
-            smoothness=smoothness,
-            sigma_space=1.7,
-            sigma_color=SIGMA_COLOR,
-            **options,
-        )
+        found: Tensor = ph.bilateral_solver(coarse, guide, smoothness=smoothness, **NARROW, observe="cells")
         return found
 
     assert torch.autograd.gradcheck(run, inputs, atol=1e-7, fast_mode=True)
@@ -273,28 +239,10 @@ def test_gradient_where_no_data_reach_is_that_of_finite_differences() -> None:
     target = picture(1, 1, 3, 4).requires_grad_()
 
     def run(target: Tensor) -> Tensor:
-        found: Tensor = ph.bilateral_solver(
-            target,
-            guide,
-            sample_weight=sample_weight,
-            smoothness=0.6,
-            sigma_space=1.7,
-            sigma_color=SIGMA_COLOR,
-            **EXACT,
-        )
+        found: Tensor = ph.bilateral_solver(target, guide, sample_weight=sample_weight, smoothness=0.6, **NARROW)
         return found
 
     assert torch.autograd.gradcheck(run, [target], atol=1e-7)
-
-
-def test_items_of_a_batch_do_not_interact() -> None:
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(3, 48, 64, generator=generator)
-    photo = noise[:, ::12, ::16].repeat_interleave(12, dim=1).repeat_interleave(16, dim=2)
-    guides, coarse = torch.stack([photo, noise]).to(DEVICE), torch.rand(2, 1, 6, 8, generator=generator).to(DEVICE)
-    together = ph.upsample(coarse, guides, mode="solver", sigma_color=0.1)
-    for item in range(2):
-        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode="solver", sigma_color=0.1))
 
 
 def test_more_iterations_do_not_diverge() -> None:
@@ -345,19 +293,9 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
     guide, target = picture(1), picture(2, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4)))
     target[0, 1:] = torch.nan
     options: dict[str, Any] = {"observe": observe, **EXACT}
-    found = ph.bilateral_solver(
-        target, guide, sample_weight=None, smoothness=0.7, sigma_space=SIGMA_SPACE, sigma_color=SIGMA_COLOR, **options
-    )
+    found = ph.bilateral_solver(target, guide, smoothness=0.7, **SIGMAS, **options)
     for channel in range(2):
-        alone = ph.bilateral_solver(
-            target[channel, None],
-            guide,
-            sample_weight=None,
-            smoothness=0.7,
-            sigma_space=SIGMA_SPACE,
-            sigma_color=SIGMA_COLOR,
-            **options,
-        )
+        alone = ph.bilateral_solver(target[channel, None], guide, smoothness=0.7, **SIGMAS, **options)
         assert_close(found[channel, None], alone)
 
 

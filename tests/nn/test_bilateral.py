@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.nn import BilateralConv2d, BilateralFilter
 
+SIGMAS: dict[str, Any] = {"sigma_space": 2.5, "sigma_color": 0.3}
+
 pytestmark = pytest.mark.usefixtures("backend")
 
 
@@ -23,12 +25,9 @@ def image(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
 def test_layer_matches_bilateral_filter(guided: bool) -> None:
-    layer = BilateralFilter(sigma_space=2.5, sigma_color=0.3, method="dense", halo=1).to(DEVICE)
+    layer = BilateralFilter(**SIGMAS, method="dense", halo=1).to(DEVICE)
     picture, guide = image(2, 3, 4, 5), image(2, 1, 4, 5, seed=1) if guided else None
-    assert_close(
-        layer(picture, guide),
-        ph.bilateral_filter(picture, sigma_space=2.5, sigma_color=0.3, guide=guide, method="dense", halo=1),
-    )
+    assert_close(layer(picture, guide), ph.bilateral_filter(picture, **SIGMAS, guide=guide, method="dense", halo=1))
     assert_close(layer.sigma_space, torch.tensor(2.5))
     assert_close(layer.sigma_color, torch.tensor(0.3))
     assert [each for each in layer.parameters() if each.requires_grad] == []
@@ -42,11 +41,11 @@ def test_accepts_any_kind_of_number() -> None:
 
 
 def test_bilateral_filter_learns_its_bandwidths() -> None:
-    layer = BilateralFilter(sigma_space=2.5, sigma_color=0.3, learn_sigma=True).to(DEVICE)
+    layer = BilateralFilter(**SIGMAS, learn_sigma=True).to(DEVICE)
     layer(image(1, 8, 9)).square().sum().backward()
     assert layer.log_sigma.grad is not None
     assert layer.log_sigma.grad.abs().min() > 0
-    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_color=0.3, learn_sigma=True)"
+    assert repr(layer) == "BilateralFilter(**SIGMAS, learn_sigma=True)"
     assert repr(pickle.loads(pickle.dumps(layer))) == repr(layer)
 
 
@@ -112,18 +111,6 @@ def test_guide_has_gradients() -> None:
     assert picture.grad is not None
     assert guide.grad is not None
     assert guide.grad.abs().max() > 0
-
-
-def test_options_reach_the_convolution() -> None:
-    layer = BilateralConv2d(
-        4, 6, 1, neighborhood_size=2, groups=2, bias=False, init="gaussian", normalization="symmetric", learn_sigma=True
-    )
-    inner = layer.convolution
-    assert (inner.dimension, inner.neighborhood_size, inner.groups, inner.bias) == (3, 2, 2, None)
-    assert (inner.init, inner.normalization) == ("gaussian", "symmetric")
-    assert inner.log_scale is not None
-    assert copy.deepcopy(layer).state_dict().keys() == {"convolution.weight", "convolution.log_scale"}
-    assert repr(layer).startswith("BilateralConv2d(\n  sigma_space=2, sigma_color=0.2\n")
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

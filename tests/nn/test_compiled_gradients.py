@@ -94,7 +94,7 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
             ),
             (image(1, 5, 6), image(2, 5, 6)),
             (),
-        ),
+        )
     },
     "bandwidths": {
         "positions": (

@@ -22,14 +22,8 @@ def on_level(pyramid: ph.levels.LatticePyramid, level: int) -> Tensor:
 
 # how a layer is made, and its other arguments; the values come first. Those on a pyramid follow from it.
 LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyramid], tuple[Any, ...]]]] = {
-    "BilateralConv1d": (
-        lambda **options: ph.nn.BilateralConv1d(1, 2, **options),
-        lambda _: (IMAGE.flatten(1),),
-    ),
-    "BilateralConv2d": (
-        lambda **options: ph.nn.BilateralConv2d(1, 2, learn_sigma=True, **options),
-        lambda _: (IMAGE,),
-    ),
+    "BilateralConv1d": (lambda **options: ph.nn.BilateralConv1d(1, 2, **options), lambda _: (IMAGE.flatten(1),)),
+    "BilateralConv2d": (lambda **options: ph.nn.BilateralConv2d(1, 2, learn_sigma=True, **options), lambda _: (IMAGE,)),
     "BilateralConv3d": (
         lambda **options: ph.nn.BilateralConv3d(1, 2, init="gaussian", **options),
         lambda _: (IMAGE[None],),

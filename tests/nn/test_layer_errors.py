@@ -59,11 +59,7 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         "pass features, not a lattice",
     ),
-    "gaussian_dimension": (
-        lambda: ph.nn.GaussianFilter(2)(zeros(5, 1), zeros(5, 3)),
-        InputError,
-        "2 dimensions",
-    ),
+    "gaussian_dimension": (lambda: ph.nn.GaussianFilter(2)(zeros(5, 1), zeros(5, 3)), InputError, "2 dimensions"),
     "lattice_channels": (
         # not as two groups
         lambda: ph.nn.LatticeConv(2, 4, 2, device=DEVICE)(zeros(3, 4), lattice_of(5, 2)),

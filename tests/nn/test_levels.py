@@ -12,7 +12,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import permutohedral as ph
-from permutohedral.nn.group_norm import LatticeItems
 
 
 def pyramid_of(points: int = 9) -> ph.levels.LatticePyramid:
@@ -72,17 +71,6 @@ def test_compiled_and_empty(name: str, points: int) -> None:
     again = layers()[name][0]
     again.load_state_dict(layer.state_dict())
     assert_close(again(values, *arguments), expected)
-
-
-def test_training_after_inference_mode() -> None:
-    lattice = pyramid_of().levels[0]
-    norm, items = layers()["norm"][0], LatticeItems(lattice)
-    values = draw(lattice.num_lattice_points, 2).requires_grad_()
-    with torch.inference_mode():
-        expected = norm(values, lattice, items)
-    found = norm(values, lattice, items)
-    assert_close(found, expected.clone())
-    found.sum().backward()
 
 
 def test_deform_slice_starts_as_slice() -> None:

@@ -38,14 +38,6 @@ def layer() -> nn.Module:
     return ph.nn.PermutohedralConv(3, 4, dimension=2).to(DEVICE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_takes_the_fused_path(dtype: torch.dtype, layer: nn.Module, backend: str) -> None:
-    values, features = draw(50, 3), draw(50, 2, seed=1)
-    with torch.autocast(DEVICE.type, dtype):
-        path = path_of("filter_learned", layer, values, features)
-    assert (path == FUSED) == is_fused_by(backend)
-
-
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -74,14 +66,6 @@ def test_autocast_equals_cast_tensors(normalization: Normalization, dtype: torch
         assert_close(one, other.float(), dtype)
 
 
-def test_autocast_keeps_float64(layer: nn.Module) -> None:
-    values, features = draw(50, 3, dtype=torch.float64), draw(50, 2, seed=1, dtype=torch.float64)
-    layer.double()
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        found = layer(values, features)
-    assert torch.equal(found, layer(values, features))
-
-
 def test_gradients_take_the_fused_path(layer: nn.Module, backend: str) -> None:
     values, features = draw(50, 3).requires_grad_(), draw(50, 2, seed=1)
     assert (path_of("filter_learned", layer, values, features) == FUSED) == is_fused_by(backend)
@@ -91,33 +75,6 @@ def test_gradients_take_the_fused_path(layer: nn.Module, backend: str) -> None:
 def test_gradients_of_features_are_composed(layer: nn.Module) -> None:
     path = path_of("filter_learned", layer, draw(50, 3), draw(50, 2, seed=1).requires_grad_())
     assert path == "composed of operators, because gradients with respect to the features are wanted"
-
-
-@pytest.mark.usefixtures("backend")
-def test_transformed_calls_are_composed(layer: nn.Module) -> None:
-    lattice = ph.build_lattice(draw(50, 2, seed=1))
-    run = torch.vmap(lambda values: layer(values, lattice=lattice))
-    path = path_of("filter_learned", run, draw(2, 50, 3))
-    assert path == "composed of operators, because torch traces or transforms the call"
-
-
-def test_the_reason_names_the_argument(layer: nn.Module, backend: str) -> None:
-    if not is_fused_by(backend):
-        pytest.skip("the reference backend has no fused function that could decline")
-    other = ph.nn.PermutohedralConv(3, 4, 2, normalization="symmetric").to(DEVICE)
-    assert "'symmetric'" in path_of("filter_learned", other, draw(50, 3), draw(50, 2, seed=1))
-
-
-def test_a_backend_without_the_function_is_named(layer: nn.Module) -> None:
-    with ph.backends.use("reference"):
-        path = path_of("filter_learned", layer, draw(50, 3), draw(50, 2, seed=1))
-    assert path == "composed of operators, because the backend 'reference' has no fused function for it"
-
-
-def test_mean_fields_report_their_path(backend: str) -> None:
-    energies, kernels = draw(30, 3), [ph.crf.Kernel(draw(30, 2, seed=1))]
-    for given in (energies, energies.clone().requires_grad_()):
-        assert (path_of("mean_field", ph.crf.mean_field, given, kernels) == FUSED) == is_fused_by(backend)
 
 
 @pytest.mark.usefixtures("backend")

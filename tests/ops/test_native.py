@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -177,30 +178,6 @@ def on_threads(run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return results[0]
 
 
-@pytest.mark.parametrize("channels", [79, 96])
-def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
-    """They are brought into another order, the same on any number of threads."""
-    points = 10_000 if dtype == torch.float32 else 5_000
-    keys, vertices, barycentric, table = native.index_points(torch.randn(points, 5, dtype=dtype) * 20, None)
-    axes = native.find_neighbors(keys, table, keys, axis_offsets(5))
-    values, lattice_values = torch.randn(points, channels, dtype=dtype), torch.randn(len(keys), channels, dtype=dtype)
-    # cached_lattice_bytes in native/runtime/cache_sizes.hpp
-    assert lattice_values.nbytes > 1 << 24
-    splatted, sliced, filtered = on_threads(
-        lambda: (
-            native.splat(values, vertices, barycentric, len(keys)),
-            native.slice(lattice_values, vertices, barycentric),
-            native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20),
-        )
-    )
-    assert_close(splatted, reference.splat(values, vertices, barycentric, len(keys)))
-    assert_close(sliced, reference.slice(lattice_values, vertices, barycentric))
-    with_mass = torch.cat([values, torch.ones(points, 1, dtype=dtype)], dim=1)
-    blurred = reference.blur(reference.splat(with_mass, vertices, barycentric, len(keys)), axes, False)
-    expected = reference.slice(blurred, vertices, barycentric)
-    assert_close(filtered, expected[:, :-1] / expected[:, -1:])
-
-
 @pytest.mark.parametrize("channels", [1, 2, 16, 21])
 def test_many_points_on_few_lattice_points(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
     """Two lattices are added, on any number of threads."""
@@ -237,3 +214,31 @@ def test_bias_gradient_keeps_all_digits(native: ModuleType, rows: int) -> None:
     only_bias = (False, False, True)
     _, _, to_bias = native.filter_learned_backward(gradient, (), (None, None), only_bias, None)
     assert_close(to_bias, gradient.double().sum(0).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "origin"),
+    [
+        ((1, 1, 1), (9, 70_000)),
+        ((2, 3, 65, 33), (0, 17)),
+        ((2, 2, 1, 130, 129), (0, 0)),
+        ((2, 4, 5, 6), (100, 0, 3)),
+        ((3, 11), (5,)),
+        ((0, 4, 5), (0, 0)),
+        ((3, 0, 5), (0, 0)),
+    ],
+    ids=str,
+)
+def test_picture_features(native: ModuleType, shape: tuple[int, ...], origin: tuple[int, ...], dtype: Any) -> None:
+    guide, axes = torch.rand(shape).to(dtype), len(origin)
+    sigma_space, sigma_color = [3.0, 1.7, 0.4][:axes], [0.07 * (1 + channel) for channel in range(shape[-axes - 1])]
+    last = guide.movedim(-axes - 1, -1).contiguous().movedim(-1, -axes - 1)
+    for given in (guide, last, guide.flip(-1).transpose(0, -1).contiguous().transpose(0, -1)):
+        wide = given.to(torch.promote_types(dtype, torch.float32))
+        extents = zip(origin, given.shape[-axes:], sigma_space, strict=True)
+        lines = [torch.arange(first, first + extent, dtype=wide.dtype) / sigma for first, extent, sigma in extents]
+        places = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1)
+        colors = wide.movedim(-axes - 1, -1) / torch.tensor(sigma_color, dtype=wide.dtype)
+        expected = torch.cat([places.expand(*colors.shape[:-1], axes), colors], dim=-1).flatten(-axes - 1, -2)
+        assert torch.equal(native.picture_features(given, sigma_space, sigma_color, origin), expected)

@@ -48,19 +48,6 @@ def test_points_in_few_cells(native: ModuleType, dtype: torch.dtype, dimension: 
         assert_cells_number_like_hashing(native, features)
 
 
-def test_few_cells_far_from_the_origin(native: ModuleType, dtype: torch.dtype) -> None:
-    """The products that number a cell are larger than the number."""
-    for dimension in (2, 5):
-        features = (
-            torch.rand(2000, dimension, dtype=dtype) * 4 + torch.tensor([-9000.0, 7000, 0, 5000, -8000])[:dimension]
-        )
-        keys, vertices, _, _ = native.index_points(features, None)
-        assert len(torch.unique(keys, dim=0)) == len(keys)
-        if dtype == torch.float64:
-            expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
-            assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-
-
 def test_tiles_far_from_the_origin(native: ModuleType) -> None:
     """Digits that are sums of many others have larger errors there than those that they are made of."""
     y, x = torch.meshgrid(torch.arange(48.0), torch.arange(60.0), indexing="ij")
@@ -203,27 +190,6 @@ def test_neighbors(native: ModuleType, dimension: int, size: int, points: int) -
         assert torch.equal(native.find_neighbors(from_keys, from_table, to_keys, offsets), expected)
 
 
-def test_offsets_need_not_come_in_pairs_nor_once(native: ModuleType) -> None:
-    keys, _, _, table = native.index_points(torch.randn(500, 2) * 2, None)
-    offsets = Neighborhood(2, 2).offsets()[[3, 0, 5, 3, 7, 0, 18, 18]]
-    offsets = torch.cat([offsets, -offsets[:1], -offsets[:1], torch.tensor([[1, 0]], dtype=torch.int32)])
-    expected = reference.find_neighbors(keys, table, keys, offsets)
-    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
-
-
-@pytest.mark.parametrize("columns", [2, 4, 40])
-def test_index_keys_of_any_magnitude(native: ModuleType, columns: int) -> None:
-    keys = torch.randint(-(2**30), 2**30, (3000, columns), dtype=torch.int32)
-    # the coordinates of a vertex are congruent modulo d + 1
-    keys[:, 1:] += torch.randint(0, columns, (3000, 1), dtype=torch.int32) - keys[:, 1:] % columns
-    keys = keys[torch.randint(0, 3000, (9000,))]
-    unique_keys, inverse, table = native.index_keys(keys)
-    assert torch.equal(unique_keys[inverse.long()], keys)
-    assert len(torch.unique(unique_keys, dim=0)) == len(unique_keys)
-    found = native.find_neighbors(unique_keys, table, keys, torch.zeros(1, columns - 1, dtype=torch.int32))
-    assert torch.equal(found[0], inverse)
-
-
 def test_index_keys_rejects_keys_that_are_no_vertices(native: ModuleType) -> None:
     with pytest.raises(InputError, match="keys must be vertices"):
         native.index_keys(torch.tensor([[0, 1, 2]], dtype=torch.int32))
@@ -233,8 +199,3 @@ def test_rejects_a_table_of_another_backend(native: ModuleType) -> None:
     keys, _, _, table = native.index_points(torch.randn(50, 2), None)
     with pytest.raises(ValueError, match="table"):
         native.find_neighbors(keys, torch.full_like(table, 10**6), keys, axis_offsets(2))
-
-
-def test_points_of_which_none_is_a_number(native: ModuleType, dtype: torch.dtype) -> None:
-    with pytest.raises(FeatureRangeError):
-        native.index_points(torch.full((1000, 3), float("nan"), dtype=dtype), None)

@@ -73,20 +73,6 @@ def test_exponentials_of_any_size(native: ModuleType) -> None:
     assert bool(nothing.isfinite().all())
 
 
-def test_saved_state_can_be_offloaded(native: ModuleType) -> None:
-    """All of it is in tensors, which saved-tensor hooks may replace by copies."""
-    energies, kernels = field(5, 151, torch.float32, True)
-    _, saved = native.mean_field(energies, None, kernels, 2, True)
-    gradient, needed = torch.randn(energies.shape), (True,) * (2 + len(kernels))
-    found = []
-    for state in (saved, tuple(each.clone() for each in saved)):
-        to_energies, _, *to_kernels = native.mean_field_backward(
-            gradient, (energies, None), state, needed, kernels, 2, True
-        )
-        found.append([to_energies, *to_kernels])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("odd", [[torch.nan], [torch.inf, -torch.inf]])
 def test_rejects_energies_without_a_sum(native: ModuleType, odd: list[float], dtype: torch.dtype) -> None:
     energies, kernels = field(3, 151, dtype, False)

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backen
 
 if _BLOCKER is None:
     from permutohedral import _native
-    from permutohedral.ops import native
     from permutohedral.ops.native import bridge
 
 MEGABYTE = 1 << 20
@@ -61,36 +60,6 @@ def test_tensors_do_not_overlap() -> None:
         assert (tensor == tensor.shape[0]).all()
 
 
-def test_reuses_blocks_for_similar_sizes_only() -> None:
-    tensor = allocate(40)
-    address = tensor.data_ptr()
-    del tensor
-    other = allocate(3)
-    assert not address <= other.data_ptr() < address + 40 * MEGABYTE
-    assert allocate(35).data_ptr() == address
-
-
-def test_oldest_blocks_are_released_first() -> None:
-    oldest, *others = [allocate(150) for _ in range(4)]
-    addresses = {each.data_ptr() for each in others}
-    del oldest
-    others.clear()
-    assert 450 * MEGABYTE <= _native.kept_memory() <= 512 * MEGABYTE
-    again = [allocate(150) for _ in range(3)]
-    assert {each.data_ptr() for each in again} == addresses
-
-
-def test_large_results_of_slice_planes_follow_the_limit() -> None:
-    """A result that would not be kept is left to torch: nothing is kept when it is freed."""
-    bridge.limit_kept_memory("4")
-    rows, vertices = torch.ones(1, 64), torch.zeros(1 << 15, 1, dtype=torch.int32)
-    planes = native.slice_planes(rows, vertices, torch.ones(1 << 15, 1))
-    assert (planes == 1).all()
-    before = _native.kept_memory()
-    del planes
-    assert _native.kept_memory() == before
-
-
 def test_keeps_no_more_than_the_limit() -> None:
     tensors = [allocate(50) for _ in range(3)]
     _native.limit_kept_memory(60 * MEGABYTE)
@@ -102,15 +71,6 @@ def test_keeps_no_more_than_the_limit() -> None:
     assert _native.kept_memory() == 0
     with pytest.raises(InputError, match="must be a number of megabytes, got 'many'"):
         bridge.limit_kept_memory("many")
-
-
-def test_frees_a_capsule_that_is_never_consumed() -> None:
-    allocate(4)
-    kept = _native.kept_memory()
-    capsule = _native.allocate([MEGABYTE], True, 32)
-    assert _native.kept_memory() < kept
-    del capsule
-    assert _native.kept_memory() == kept
 
 
 def test_allocates_on_any_thread() -> None:

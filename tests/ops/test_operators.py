@@ -12,7 +12,6 @@ from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
 from permutohedral.ops import operators
-from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -150,38 +149,6 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator(name), fixed)
 
 
-@pytest.mark.parametrize("name", ["blur", "splat_largest"])
-def test_values_are_not_kept_for_a_derivative_that_does_not_need_them(name: str) -> None:
-    arguments, kept = Sample().arguments(name), list[Tensor]()
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        called(name)(*arguments)
-    assert kept
-    assert not any(tensor.is_floating_point() for tensor in kept)
-
-
-@pytest.mark.parametrize("name", ["index_points", "slice", "convolve"])
-def test_a_backend_may_choose_the_strides_of_its_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code expects contiguous strides, so the registered operator must return them."""
-    arguments = Sample().arguments(name)
-    module: Any = primitives_for(arguments[0])
-    genuine = getattr(module, name)
-
-    def by_columns(*given: Any) -> Any:
-        result = genuine(*given)
-        if isinstance(result, Tensor):
-            return result.T.contiguous().T
-        return tuple(each.T.contiguous().T if each.dim() == 2 else each for each in result)
-
-    monkeypatch.setattr(module, name, by_columns)
-    detached = tuple(each.detach() if isinstance(each, Tensor) else each for each in arguments)
-    torch.library.opcheck(operator(name), detached)
-
-
 @on_default_backend
 @pytest.mark.parametrize("name", FLOATING)
 def test_traced_gradient(name: str) -> None:
@@ -225,27 +192,6 @@ def test_every_operator_is_tested() -> None:
         name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "permutohedral::" in name
     }
     assert names == {VARIANTS.get(name, name) for name in INTEGER + WITHOUT_DERIVATIVE + FLOATING}
-
-
-def test_only_the_gradients_asked_for_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter on fixed features pays nothing for the gradient of the barycentric weights."""
-    sample = Sample()
-    calls = []
-    for name in ("slice", "splat", "barycentric_gradient", "convolve", "convolve_weight_gradient"):
-        genuine = getattr(operators, name)
-
-        def counted(*arguments: Any, name: str = name, genuine: Any = genuine) -> Any:
-            calls.append(name)
-            return genuine(*arguments)
-
-        monkeypatch.setattr(operators, name, counted)
-    fixed = sample.barycentric.detach()
-    operators.splat(sample.values, sample.vertices, fixed, len(sample.keys)).sum().backward()
-    assert calls == ["splat", "slice"]
-    calls.clear()
-    tables = (sample.neighbors, None, sample.opposite, GROUPS)
-    operators.convolve(sample.lattice_values.detach(), sample.weight, *tables).sum().backward()
-    assert calls == ["convolve", "convolve_weight_gradient"]
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])

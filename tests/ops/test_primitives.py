@@ -246,11 +246,7 @@ def test_the_largest_and_what_goes_back_to_it(
 @pytest.mark.parametrize("dimension", [1, 3, 5])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_blur(
-    primitives: Primitives,
-    dtype: torch.dtype,
-    dimension: int,
-    reverse: bool,
-    random: np.random.Generator,
+    primitives: Primitives, dtype: torch.dtype, dimension: int, reverse: bool, random: np.random.Generator
 ) -> None:
     features = to_tensor(random.normal(size=(25, dimension)), dtype)
     keys, _, _, table = primitives.index_points(features, None)

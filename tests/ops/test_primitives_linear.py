@@ -6,8 +6,6 @@ come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import oracle
 import pytest
@@ -60,11 +58,7 @@ def gather(lattice_values: np.ndarray, neighbors: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_splat(
-    primitives: Primitives,
-    dtype: torch.dtype,
-    vertices: Tensor,
-    channels: int,
-    random: np.random.Generator,
+    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
 ) -> None:
     values, barycentric = random.normal(size=(POINTS, channels)), random.random((POINTS, CORNERS))
     result = primitives.splat(to_tensor(values, dtype), vertices, to_tensor(barycentric, dtype), LATTICE_POINTS)
@@ -75,11 +69,7 @@ def test_splat(
 
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_slice(
-    primitives: Primitives,
-    dtype: torch.dtype,
-    vertices: Tensor,
-    channels: int,
-    random: np.random.Generator,
+    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
 ) -> None:
     values, barycentric = random.normal(size=(LATTICE_POINTS, channels)), random.random((POINTS, CORNERS))
     result = primitives.slice(to_tensor(values, dtype), vertices, to_tensor(barycentric, dtype))
@@ -89,11 +79,7 @@ def test_slice(
 
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_barycentric_gradient(
-    primitives: Primitives,
-    dtype: torch.dtype,
-    vertices: Tensor,
-    channels: int,
-    random: np.random.Generator,
+    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
 ) -> None:
     values, lattice_values = random.normal(size=(POINTS, channels)), random.normal(size=(LATTICE_POINTS, channels))
     result = primitives.barycentric_gradient(to_tensor(values, dtype), to_tensor(lattice_values, dtype), vertices)
@@ -103,12 +89,7 @@ def test_barycentric_gradient(
 
 @pytest.mark.parametrize(("in_channels", "out_channels", "groups"), SHAPES)
 def test_convolve(
-    primitives: Primitives,
-    dtype: torch.dtype,
-    neighbors: Tensor,
-    in_channels: int,
-    out_channels: int,
-    groups: int,
+    primitives: Primitives, dtype: torch.dtype, neighbors: Tensor, in_channels: int, out_channels: int, groups: int
 ) -> None:
     random = np.random.default_rng(1)
     values = random.normal(size=(LATTICE_POINTS, in_channels))
@@ -122,12 +103,7 @@ def test_convolve(
 
 @pytest.mark.parametrize(("in_channels", "out_channels", "groups"), SHAPES)
 def test_convolve_weight_gradient(
-    primitives: Primitives,
-    dtype: torch.dtype,
-    neighbors: Tensor,
-    in_channels: int,
-    out_channels: int,
-    groups: int,
+    primitives: Primitives, dtype: torch.dtype, neighbors: Tensor, in_channels: int, out_channels: int, groups: int
 ) -> None:
     random = np.random.default_rng(1)
     values, gradient = random.normal(size=(LATTICE_POINTS, in_channels)), random.normal(size=(TARGETS, out_channels))
@@ -177,38 +153,6 @@ def assert_one_rounding(actual: Tensor, exact: Tensor, dtype: torch.dtype) -> No
     assert actual.dtype == dtype
     unit = torch.finfo(dtype).eps * exact.abs().max() * 2**-8 + torch.finfo(dtype).eps * exact.abs()
     assert ((actual.float() - exact).abs() <= unit).all()
-
-
-def test_inputs_need_not_be_contiguous(
-    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, neighbors: Tensor
-) -> None:
-    random = np.random.default_rng(2)
-
-    def strided(plain: Tensor) -> Tensor:
-        wide = torch.stack([plain, plain + 1], dim=-1).transpose(0, 1)
-        return wide[..., 0].transpose(0, 1)
-
-    values = to_tensor(random.normal(size=(POINTS, 4)), dtype)
-    lattice_values = to_tensor(random.normal(size=(LATTICE_POINTS, 4)), dtype)
-    barycentric = to_tensor(random.random((POINTS, CORNERS)), dtype)
-    weight = to_tensor(random.normal(size=(FILTER_SIZE, 4, 3)), dtype)
-    output_gradient = to_tensor(random.normal(size=(TARGETS, 3)), dtype)
-    features = to_tensor(random.normal(size=(POINTS, 3)), dtype)
-    axes = neighbors[:6, :LATTICE_POINTS]
-    cases: list[tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[int, ...]]] = [
-        (primitives.splat, (values, vertices, barycentric), (LATTICE_POINTS,)),
-        (primitives.slice, (lattice_values, vertices, barycentric), ()),
-        (primitives.barycentric_gradient, (values, lattice_values, vertices), ()),
-        (primitives.convolve, (lattice_values, weight, neighbors), (1,)),
-        (primitives.convolve_weight_gradient, (lattice_values, output_gradient, neighbors), (1,)),
-        (primitives.blur, (lattice_values, axes), (False,)),
-        (primitives.embed_gradient, (features, barycentric), ()),
-        (lambda f: primitives.index_points(f, None)[2], (features,), ()),
-    ]
-    for function, tensors, rest in cases:
-        layouts = [strided(each) for each in tensors]
-        assert not any(each.is_contiguous() for each in layouts)
-        assert_close(function(*layouts, *rest), function(*(each.contiguous() for each in tensors), *rest))
 
 
 def test_splat_and_slice_take_strided_rows_of_one_channel(primitives: Primitives, vertices: Tensor) -> None:

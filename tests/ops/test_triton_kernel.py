@@ -14,12 +14,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("permutohedral._native", reason="the compiled core is not installed")
 
-import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
 from permutohedral.ops.triton import kernel as launching
 from permutohedral.ops.triton import tuning
-from permutohedral.ops.triton.kernel import Kernel, Variant
+from permutohedral.ops.triton.kernel import Variant
 
 _UNSIGNED = [ctypes.c_uint] * 7
 _LAUNCH = ctypes.CFUNCTYPE(
@@ -123,15 +122,6 @@ def test_prepared_launch_keeps_its_tensors(driver: _Driver) -> None:
     assert seen() is None
 
 
-def test_empty_grid_launches_nothing(driver: _Driver) -> None:
-    function = _Function()
-    variant = Variant(function, {})
-    variant(_GRID, _tensors(), _SIZES)
-    variant((0, 1, 1), _tensors(), _SIZES)
-    assert len(function.starts) == 1
-    assert not driver.starts
-
-
 @pytest.mark.parametrize(
     ("tensors", "sizes"),
     [
@@ -161,33 +151,6 @@ def test_falls_back_to_triton_after_a_driver_error(driver: _Driver) -> None:
     variant(_GRID, _tensors(), _SIZES)
     assert len(driver.starts) == 1
     assert len(function.starts) == 2
-
-
-@pytest.mark.parametrize("other", [{"num_ctas": 2}, {"global_scratch_size": 64}, {"launch_pdl": True}])
-def test_falls_back_to_triton_for_unsupported_metadata(driver: _Driver, other: dict[str, Any]) -> None:
-    function = _Function(**other)
-    variant = Variant(function, {})
-    variant(_GRID, _tensors(), _SIZES)
-    variant(_GRID, _tensors(), _SIZES)
-    assert len(function.starts) == 2
-    assert not driver.starts
-
-
-def test_kernel_has_one_variant_for_each_tuple_of_constants() -> None:
-    """In the order of the signature, followed by options; an option that is None is left out."""
-    function = _Function()
-
-    def scale_kernel(tensor: Any, A: tl.constexpr, size: int, B: tl.constexpr) -> None: ...
-
-    function.fn = scale_kernel
-    kernel = Kernel(function, ["num_warps"])
-    assert kernel[1, 2, 4] is kernel[1, 2, 4]
-    assert kernel[1, 2, 4] is not kernel[2, 1, 4]
-    kernel[3, 5, None](_GRID, _tensors(), _SIZES)
-    kernel[3, 5, 8](_GRID, _tensors(), _SIZES)
-    assert [constants for _, _, constants in function.starts] == [{"A": 3, "B": 5}, {"A": 3, "B": 5, "num_warps": 8}]
-    with pytest.raises(ValueError, match="zip"):
-        kernel[3, 5]
 
 
 def test_blocks_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

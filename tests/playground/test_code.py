@@ -170,18 +170,6 @@ def test_slow_filters_stop_when_they_are_dropped(
     check(filter.filter_job(photo.name, "smooth.png", options), whole)
 
 
-def test_segmentation_stops_when_it_is_dropped(photo: Photo) -> None:
-    def drop(share: float) -> None:
-        if share > 0.5:
-            raise DroppedError
-
-    write_strokes(STROKES, 36, 52, Path("drawn.png"))
-    job = segment.segment_job(photo.path, "out.tif", "drawn.png", {**SEGMENT, "overlay": "overlay.tif"})
-    with pytest.raises(DroppedError):
-        compute.segment_photo(job, drop)
-    assert not Path("out.tif").exists()
-
-
 def test_previews_cover_the_photo(transparent: Photo) -> None:
     previews = [
         compute.preview_filter(transparent, FILTER),

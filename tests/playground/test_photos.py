@@ -18,14 +18,7 @@ from permutohedral.errors import InputError
 from permutohedral.files.formats.image import ImageData
 from permutohedral.playground import controls, server
 from permutohedral.playground.compute import user_map
-from permutohedral.playground.photos import (
-    PREVIEW_PIXELS,
-    Photo,
-    encode_png,
-    make_layer,
-    read_photo,
-    shrink,
-)
+from permutohedral.playground.photos import PREVIEW_PIXELS, Photo, encode_png, make_layer, read_photo, shrink
 from permutohedral.playground.strokes import Stroke, draw_strokes
 
 if TYPE_CHECKING:

@@ -78,22 +78,6 @@ def test_check_ends_a_request_after_a_newer_one(recorder: Recorder) -> None:
     assert recorder.failed == []
 
 
-def test_rest_ends_early_after_a_newer_request(recorder: Recorder) -> None:
-    previewed = threading.Event()
-
-    def slow(check: Check) -> Steps:
-        yield previewed.set
-        yield PATIENCE
-        yield partial(recorder.shown.append, "slow")
-
-    recorder.runner.submit(slow)
-    assert previewed.wait(PATIENCE)
-    recorder.runner.submit(recorder.request("newer"))
-    # before the rest is over
-    assert recorder.idle.wait(PATIENCE / 2)
-    assert recorder.shown == ["newer"]
-
-
 def test_reports_an_error_and_runs_the_next_request(recorder: Recorder) -> None:
     def fail(check: Check) -> Steps:
         if check is not None:

@@ -15,7 +15,6 @@ from reliability.disks import disk, largest_file, remount
 from experiments.results import read_weights, write_weights
 from permutohedral.errors import InputError, PermutohedralError, StorageError
 from permutohedral.files.atomic import replacing, write_bytes
-from permutohedral.files.figure import new_figure, save_figure
 from permutohedral.files.formats.image import MAX_PIXELS_VARIABLE, ImageData, read_image, write_image
 
 ENDINGS = ["jpg", "png", "tif", "bmp", "ppm", "webp", "gif", "jp2"]
@@ -116,17 +115,6 @@ def test_a_full_disk_keeps_the_existing_image(ending: str, side: int, tmp_path: 
             write_image(noise(3, side, side), path)
         assert path.read_bytes() == before
         assert sorted(folder.iterdir()) == [folder / "filling", path]
-
-
-@pytest.mark.parametrize("ending", ["jpg", "png", "tif", "svg", "pdf"])
-def test_a_figure_that_does_not_fit_keeps_the_existing_file(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"figure.{ending}"
-    path.write_text("before")
-    figure = new_figure(3, 3)
-    figure.add_subplot().imshow(noise(1, 50, 50).pixels[0].numpy())
-    with largest_file(1000), pytest.raises(StorageError, match="the existing file is unchanged"):
-        save_figure(figure, path)
-    assert path.read_text() == "before"
 
 
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
