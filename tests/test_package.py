@@ -29,7 +29,7 @@ LAYERS = [
     ["files", "dask"],
     ["models"],
     ["nn", "compat"],
-    ["crf", "guided", "encodings"],
+    ["crf", "guided"],
     ["filters"],
     ["lattice"],
     ["ops"],

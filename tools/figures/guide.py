@@ -72,9 +72,9 @@ def draw_crf() -> Figure:
         ph.crf.bilateral_kernel(photo, sigma_space=40.0, sigma_color=0.03, compatibility=15.0),
     ]
     found = {"rough labels": labels}
-    for steps in (1, 10):
-        found[f"mean field, {steps} step{'s' * (steps > 1)}"] = ph.crf.mean_field(
-            energies, kernels, num_iterations=steps
+    for count in (1, 10):
+        found[f"mean field, {count} iteration{'s' * (count > 1)}"] = ph.crf.mean_field(
+            energies, kernels, num_iterations=count
         ).argmax(dim=0)
     panels = {
         title: blend_labels(photo, LabelMap(each, COLORS)).permute(1, 2, 0).numpy() for title, each in found.items()

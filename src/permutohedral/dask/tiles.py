@@ -45,7 +45,7 @@ def bilateral_filter(
         sigma_color: standard deviation over values, in units of the guide; one number, or one per channel.
         axes: a letter per axis, C for channels, such as "YXC", "ZYX" or "CZYX"; default: the dimensions of an
             xarray, else all axes are spatial.
-        method: "separable", "dense" or "exact", as for `ph.gaussian_filter`. "exact" has the widest margins, and
+        method: "lattice", "dense" or "exact", as for `ph.gaussian_filter`. "exact" has the widest margins, and
             differs from the whole by rounding.
         halo: as for `ph.gaussian_filter`; widens the margins.
 

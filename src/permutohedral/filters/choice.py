@@ -213,7 +213,7 @@ def _choose_traced() -> MethodChoice:
     reason = "torch traces or transforms the call, so that pixels cannot be looked at"
     # a warning would end the graph of a compiler
     if not is_recorded():
-        advice = 'pass a method such as "exact" or "separable" for the results of a plain call'
+        advice = 'pass a method such as "exact" or "lattice" for the results of a plain call'
         warnings.warn(f'method="auto" takes the lattice here: {reason}; {advice}', AccuracyWarning, stacklevel=4)
     return MethodChoice("lattice", reason)
 

@@ -82,7 +82,7 @@ def gaussian_filter(
         features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations; None if a lattice is given.
         target_features: where results are wanted; default: at `features`.
         normalization: see `permutohedral_filter`; "homogeneous" keeps constants.
-        method: "separable" blurs along the d + 1 axes of the lattice, one after another. "dense" convolves with all
+        method: "lattice" blurs along the d + 1 axes of the lattice, one after another. "dense" convolves with all
             taps of size 2: more accurate where lattice points are missing, and slow beyond d = 4. "exact" sums over
             the sources near each target, without a lattice, for few points and small windows of images. "auto" is the
             closest to exact that costs about as much as the lattice; see `explain_gaussian` and `explain_bilateral`.

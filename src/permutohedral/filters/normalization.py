@@ -50,7 +50,7 @@ def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
 def check_separable(lattice: Lattice) -> Tensor:
     """Return the neighbors along the axes, or raise if the lattice has none."""
     if lattice.axis_neighbors is None:
-        raise InputError("the separable method needs a lattice built with separable=True")
+        raise InputError("lattice has no neighbors along its axes; build it with separable=True")
     return lattice.axis_neighbors
 
 
