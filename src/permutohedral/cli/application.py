@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from permutohedral.cli import arrays, backends, clouds, images, playground
+from permutohedral.cli import arrays, backends, clouds, images
 from permutohedral.cli.shared import handle_errors
 from permutohedral.version import __version__
 
@@ -59,9 +59,36 @@ def demo(
         run(output, steps)
 
 
+def playground(
+    photo: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PHOTO]", help="First photo.", show_default="one of scikit-image", exists=True, dir_okay=False
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; the default serves this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="NUMBER", help="Port; 0 chooses a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Try filters on a page with sliders, in the browser.
+
+    Filter, denoise, segment and upsample a photo. The page shows the Python code and the command that do the same, and
+    loads nothing from the network. Its address, with an access token, is printed; Ctrl-C stops it. Needs the extra
+    playground.
+
+    Example: permutohedral playground photo.jpg
+    """
+    with handle_errors():
+        from permutohedral.playground.server import serve
+
+        serve(photo, host, port, browser, typer.echo)
+
+
 application.add_typer(images.image, name="image", help="Filter, denoise, segment, upsample and color images.")
 application.add_typer(clouds.cloud, name="cloud", help="Smooth, segment and learn point clouds.")
 application.add_typer(arrays.array, name="array", help="Filter arrays of any size.")
-application.command()(playground.playground)
+application.command()(playground)
 application.command()(demo)
 application.command()(backends.backends)

@@ -113,11 +113,7 @@ def worker_memory() -> int:
 
 
 def _task_memory(limit: int) -> int:
-    """Return the bytes that tasks may use of a worker's limit.
-
-    >>> _task_memory(1 << 30) >> 20
-    416
-    """
+    """Return the bytes that tasks may use of a worker's limit."""
     return max(int(_SHARE_BEFORE_SPILLING * limit) - _PACKAGE_BYTES, limit // 8)
 
 

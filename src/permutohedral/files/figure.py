@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import torch
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
@@ -78,12 +79,11 @@ def _paint(positions: Tensor, classes: Tensor) -> Tensor:
     place = (flat / side).long()
     columns, rows = (int(last) + 1 for last in place.amax(dim=0))
     pixel = place[:, 1] * columns + place[:, 0]
-    # sorted by pixel, then by height: the last of each pixel is the highest
-    order = positions[:, 2].argsort()
-    order = order[pixel[order].argsort(stable=True)]
-    last = torch.ones_like(order, dtype=torch.bool)
-    last[:-1] = pixel[order[1:]] != pixel[order[:-1]]
-    highest = order[last]
+    # the highest point of each pixel: of equal indices, NumPy assigns the last
+    order = positions[:, 2].argsort().numpy()
+    owner = np.full(rows * columns, -1)
+    owner[pixel.numpy()[order]] = order
+    highest = torch.from_numpy(owner[owner >= 0])
     palette = torch.tensor([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in _COLORS])
     heights = positions[highest, 2]
     low, high = torch.quantile(heights[:: max(len(heights) // 100_000, 1)], torch.tensor([0.01, 0.99])).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,10 +42,9 @@ def filter_in_tiles(
     True
     """
     height, width = values.shape[1:]
+    options: dict[str, Any] = {"sigma_space": sigma_space, "sigma_color": sigma_color, "halo": halo}
     if height * width <= tile * tile:
-        filtered = ph.bilateral_filter(
-            values, sigma_space=sigma_space, sigma_color=sigma_color, guide=guide, method=method, halo=halo
-        )
+        filtered: Tensor = ph.bilateral_filter(values, guide=guide, method=method, **options)
         if progress is not None:
             progress(1.0)
         return filtered
@@ -66,15 +66,8 @@ def filter_in_tiles(
 
     def filter_tile(part: Tensor, edges: Tensor, origin: tuple[int, ...]) -> Tensor:
         if axes is None and method != "exact":
-            return ph.bilateral_filter(
-                part,
-                sigma_space=sigma_space,
-                sigma_color=sigma_color,
-                guide=edges,
-                method=method,
-                halo=halo,
-                origin=origin,
-            )
+            found: Tensor = ph.bilateral_filter(part, guide=edges, method=method, origin=origin, **options)
+            return found
         window = window_of(edges, sigma_space, sigma_color, window_reach)
         assert window is not None, "sigma is a number"
         return sum_pixels(part.flatten(1).mT, "homogeneous", window, axes).mT.reshape(part.shape)

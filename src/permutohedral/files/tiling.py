@@ -17,7 +17,6 @@ from permutohedral.errors import InputError
 from permutohedral.filters.bilateral import bilateral_filter
 from permutohedral.filters.exact import POINTS_REACH, WINDOW_REACH
 from permutohedral.filters.gaussian import GaussianMethod
-from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.memory import new_tensor
 
@@ -129,29 +128,14 @@ def bilateral_margins(sigmas: Sequence[float], method: GaussianMethod = "lattice
 
 
 def filter_bilateral_tile(
-    values: Tensor,
-    origin: tuple[int, ...],
-    guide: Tensor | None = None,
-    *,
-    sigma_space: Sequence[float],
-    sigma_color: Sigma,
-    method: GaussianMethod = "lattice",
-    halo: int = 0,
+    values: Tensor, origin: tuple[int, ...], guide: Tensor | None = None, **options: Any
 ) -> Tensor:
     """Filter a tile `[channels, *space]` with its margins like `ph.bilateral_filter` of the whole array.
 
     `origin` is the position of the first sample in the whole array, so that all tiles share one lattice.
     """
-    return bilateral_filter(
-        values,
-        sigma_space=sigma_space,
-        sigma_color=sigma_color,
-        guide=guide,
-        method=method,
-        halo=halo,
-        spatial_dims=len(origin),
-        origin=origin,
-    )
+    filtered: Tensor = bilateral_filter(values, guide=guide, spatial_dims=len(origin), origin=origin, **options)
+    return filtered
 
 
 def filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], tile: Tile, dtype: Any) -> NDArray[Any]:

@@ -5,6 +5,8 @@ All map noisy gray images `[batch, 1, height, width]` to the same shape, and are
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,23 +102,15 @@ class PermutohedralDenoiser(nn.Module):
 class CombinedDenoiser(nn.Module):
     """Sum a permutohedral and a spatial convolution: the paper's "PCNN + CNN".
 
-    It starts as "PCNN Gauss". See `PermutohedralDenoiser` and `SpatialDenoiser` for the arguments.
+    It starts as "PCNN Gauss". `SpatialDenoiser` has the arguments by name, `PermutohedralDenoiser` the others.
 
     >>> sum(parameter.numel() for parameter in CombinedDenoiser().parameters())
     90
     """
 
-    def __init__(
-        self,
-        sigma_space: float = 1.5,
-        sigma_color: float = 0.25,
-        neighborhood_size: int = 2,
-        learn_sigma: bool = False,
-        size: int = 5,
-        padding_mode: str = "replicate",
-    ) -> None:
+    def __init__(self, *sigmas: Any, size: int = 5, padding_mode: str = "replicate", **options: Any) -> None:
         super().__init__()
-        self.permutohedral = PermutohedralDenoiser(sigma_space, sigma_color, neighborhood_size, learn_sigma)
+        self.permutohedral = PermutohedralDenoiser(*sigmas, **options)
         self.spatial = SpatialDenoiser(size, padding_mode)
         nn.init.zeros_(self.spatial.weight)
 

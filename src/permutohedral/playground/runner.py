@@ -27,16 +27,6 @@ class Runner:
     Results are shown even if a newer request waits, so that the image follows a moving slider. The rest of the older
     request is dropped. `show` is called with each function that a request yields, `fail` with its exception, and `idle`
     when no work is left.
-
-    >>> def request(check):
-    ...     answer = 6 * 7
-    ...     yield lambda: print(answer)
-    >>> done = threading.Event()
-    >>> runner = Runner(show=lambda call: call(), fail=print, idle=done.set)
-    >>> runner.submit(request)
-    >>> done.wait(5), runner.close()
-    42
-    (True, None)
     """
 
     def __init__(

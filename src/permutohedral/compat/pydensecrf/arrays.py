@@ -16,11 +16,7 @@ _MAX_COUNT = 2**31 - 1
 
 
 def as_array(name: str, given: object, dtype: DTypeLike, axes: int) -> NDArray[Any]:
-    """Return `given` as an array without a copy; it must be writable and in C order.
-
-    >>> as_array("features", np.zeros((2, 5), np.float32), np.float32, axes=2).shape
-    (2, 5)
-    """
+    """Return `given` as an array without a copy; it must be writable and in C order."""
     array = given if isinstance(given, np.ndarray) else _from_buffer(name, given)
     wanted = np.dtype(dtype)
     if array.dtype != wanted:
@@ -42,11 +38,7 @@ def _from_buffer(name: str, given: object) -> NDArray[Any]:
 
 
 def as_count(name: str, given: Any, least: int | None = None) -> int:
-    """Return a whole number; fractions are truncated, as in pydensecrf.
-
-    >>> as_count("niter", 5.0), as_count("niter", np.int64(3))
-    (5, 3)
-    """
+    """Return a whole number; fractions are truncated, as in pydensecrf."""
     try:
         number = int(given) if isinstance(given, numbers.Real) else operator.index(given)  # type: ignore[call-overload]
     except (OverflowError, ValueError):
@@ -59,11 +51,7 @@ def as_count(name: str, given: Any, least: int | None = None) -> int:
 
 
 def as_float(name: str, given: object) -> float:
-    """Return a finite number.
-
-    >>> as_float("compat", np.float32(2))
-    2.0
-    """
+    """Return a finite number."""
     try:
         number = float(given)  # type: ignore[arg-type]
     except OverflowError:
@@ -76,11 +64,7 @@ def as_float(name: str, given: object) -> float:
 
 
 def as_bandwidths(name: str, given: Any, count: int) -> list[np.float32]:
-    """Return `count` standard deviations: a number repeated, or the first of a sequence.
-
-    >>> as_bandwidths("sxy", 3, 2) == as_bandwidths("sxy", (3, 3), 2) == [3.0, 3.0]
-    True
-    """
+    """Return `count` standard deviations: a number repeated, or the first of a sequence."""
     try:
         several = [given] * count if isinstance(given, numbers.Number) else [given[axis] for axis in range(count)]
     except (IndexError, KeyError):

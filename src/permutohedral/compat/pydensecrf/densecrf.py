@@ -6,7 +6,7 @@ import math
 import numbers
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,11 +128,6 @@ def _finite(energies: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.clip(energies, -_MAX_ENERGY, _MAX_ENERGY, out=energies)
 
 
-class _Pairwise(NamedTuple):
-    kernel: Kernel
-    lattice: Lattice
-
-
 class DenseCRF:
     """Dense CRF over arbitrary points.
 
@@ -154,7 +149,8 @@ class DenseCRF:
         self._device = device
         self._energies = np.zeros((self._nlabel, self._nvar), np.float32)
         self._has_unary = False
-        self._pairwise: list[_Pairwise] = []
+        self._kernels: list[Kernel] = []
+        self._lattices: list[Lattice] = []
 
     def setUnaryEnergy(self, u: NDArray[np.float32], f: NDArray[np.float32] | None = None) -> None:
         """Set energies `(nlabels, nvar)`, or u f with features `f (features, nvar)`."""
@@ -198,7 +194,9 @@ class DenseCRF:
 
         rows = torch.from_numpy(features.T.copy()).to(self._device)
         ready = Kernel(rows, costs if isinstance(costs, float) else torch.from_numpy(costs), name)
-        self._pairwise.append(_Pairwise(ready, ready.build_lattice()))
+        # first, since it may raise
+        self._lattices.append(ready.build_lattice())
+        self._kernels.append(ready)
 
     def inference(self, niter: int, /) -> MatrixXf:
         """Return the marginals `(nlabels, nvar)` after `niter` iterations; 0 is the softmax of the unary energy."""
@@ -222,19 +220,17 @@ class DenseCRF:
         from permutohedral.crf import free_energy
 
         marginals, energies = self._marginals(Q), self._unary()
-        kernels = [
-            replace(pair.kernel, compatibility=_without_constant(pair.kernel, self._nlabel)) for pair in self._pairwise
-        ]
+        kernels = [replace(each, compatibility=_without_constant(each, self._nlabel)) for each in self._kernels]
         alone = free_energy(marginals, energies, [])
-        together = free_energy(marginals, energies, kernels, lattices=[pair.lattice for pair in self._pairwise])
+        together = free_energy(marginals, energies, kernels, lattices=self._lattices)
         return _checked_sum(float(alone + 2 * (together - alone)))
 
     def _iterate(self, steps: int, start: Tensor | None) -> MatrixXf:
         from permutohedral.crf import mean_field
 
-        kernels, lattices = [pair.kernel for pair in self._pairwise], [pair.lattice for pair in self._pairwise]
+        steps = max(0, steps)
         found = mean_field(
-            self._unary(), kernels, num_iterations=max(0, steps), damping=0, lattices=lattices, start=start
+            self._unary(), self._kernels, num_iterations=steps, damping=0, lattices=self._lattices, start=start
         )
         marginals = found.T.cpu().numpy()
         _checked_sum(float(marginals.sum()))

@@ -51,11 +51,7 @@ def densecrf(I: NDArray[Any], P: NDArray[Any], param: Sequence[float]) -> NDArra
 
 
 def energies_of(probabilities: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Return -log p, `(labels, points)`, of positive probabilities `(..., labels)`.
-
-    >>> energies_of(np.ones((4, 5, 2))).shape
-    (2, 20)
-    """
+    """Return -log p, `(labels, points)`, of positive probabilities `(..., labels)`."""
     labels = probabilities.shape[-1]
     if labels > _MAX_LABELS:
         raise InputError(f"P has {labels} labels; pass at most {_MAX_LABELS}, since labels are int8")
@@ -63,10 +59,6 @@ def energies_of(probabilities: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def labels_of(marginals: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.int8]:
-    """Return the most probable label of each point, in the shape of the image or volume.
-
-    >>> labels_of(np.array([[0.1, 0.6], [0.9, 0.4]], np.float32), (1, 2))
-    array([[1, 0]], dtype=int8)
-    """
+    """Return the most probable label of each point, in the shape of the image or volume."""
     labels: NDArray[np.int8] = np.asarray(marginals).argmax(axis=0).reshape(shape).astype(np.int8)
     return labels
