@@ -48,6 +48,12 @@ def package() -> Any:
     return permutohedral
 
 
+def home_of_levels() -> Any:
+    """Return the module of pyramids: the package itself in ac218fe."""
+    ph = package()
+    return ph if hasattr(ph, "build_pyramid") else ph.levels
+
+
 def named(holder: Any, name: str) -> Any:
     """Return an attribute, or the one that replaces it."""
     return getattr(holder, name, None) or getattr(holder, RENAMED[name])
@@ -139,16 +145,15 @@ def images() -> Found:
 
 def levels() -> Found:
     """Build pyramids and move values between their levels, with gradients."""
-    ph = package()
+    home = home_of_levels()
     for d in range(1, 6):
-        pyramid = ph.build_pyramid(4 * draw(200, d, seed=d), 3)
+        pyramid = home.build_pyramid(4 * draw(200, d, seed=d), 3)
         for number, (level, tables) in enumerate(zip(pyramid.levels[1:], pyramid.tables, strict=True)):
             simplices = level.source
             found = [simplices.keys, simplices.vertices, simplices.barycentric, level.neighbors]
             yield f"build_pyramid d={d} level {number + 1}", [*found, tables.parents, tables.down, tables.up]
         fine = draw(pyramid.levels[0].num_lattice_points, 4, seed=1).requires_grad_()
         coarse = draw(pyramid.levels[1].num_lattice_points, 4, seed=2).requires_grad_()
-        home = ph if hasattr(ph, "coarsen") else ph.levels
         yield f"coarsen d={d}", with_gradients(home.coarsen(fine, pyramid, 0), fine)
         yield f"refine d={d}", with_gradients(home.refine(coarse, pyramid, 0), coarse)
         yield f"pool d={d}", with_gradients(home.pool(fine, pyramid, 0), fine)
@@ -188,14 +193,14 @@ def layers() -> Found:
     yield "PermutohedralConvolution on a lattice", [layer(values, lattice=layer.build_lattice(features)).detach()]
     image = draw(2, 3, 12, 14).sigmoid()
     torch.manual_seed(0)
-    for module, arguments in (
-        (ph.nn.GaussianFilter(3), (values, features)),
-        (call(ph.nn.BilateralFilter, sigma_space=4.0, sigma_range=0.2), (image,)),
-        (named(ph.nn, "BilateralConvolution2d")(3, 5), (image,)),
+    for name, module, arguments in (
+        ("GaussianFilter", ph.nn.GaussianFilter(3), (values, features)),
+        ("BilateralFilter", call(ph.nn.BilateralFilter, sigma_space=4.0, sigma_range=0.2), (image,)),
+        ("BilateralConv2d", named(ph.nn, "BilateralConvolution2d")(3, 5), (image,)),
     ):
         output = module(*arguments)
         parameters = [each for each in module.parameters() if each.requires_grad]
-        yield type(module).__name__, with_gradients(output, *parameters) if parameters else [output]
+        yield name, with_gradients(output, *parameters) if parameters else [output]
 
 
 def compute(path: Path) -> None:
@@ -264,7 +269,8 @@ def speed_rows() -> dict[str, Callable[[], Call]]:
 
         def run(number: int) -> Any:
             picture = pictures[number % VARIANTS]
-            kernels = [ph.crf.spatial_kernel((188, 250), 3.0), ph.crf.bilateral_kernel(picture, 60.0, 0.1, 10.0)]
+            options = {"sigma_space": 60.0, "sigma_range": 0.1, "compatibility": 10.0}
+            kernels = [ph.crf.spatial_kernel((188, 250), 3.0), call(ph.crf.bilateral_kernel, picture, **options)]
             return call(ph.crf.mean_field, energies, kernels, steps=5)
 
         return run
@@ -278,7 +284,7 @@ def speed_rows() -> dict[str, Callable[[], Call]]:
         points = [
             25 * torch.rand(100_000, 3, generator=torch.Generator().manual_seed(each)) for each in range(VARIANTS)
         ]
-        return lambda number: ph.build_pyramid(points[number % VARIANTS], 4)
+        return lambda number: home_of_levels().build_pyramid(points[number % VARIANTS], 4)
 
     return {
         "bilateral filter, 1024 x 1024, d = 5": bilateral,
