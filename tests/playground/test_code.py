@@ -76,14 +76,14 @@ def check(job: Job, result: compute.Result) -> None:
 
 @pytest.mark.parametrize("options", [FILTER, {**FILTER, "method": "exact"}, {**FILTER, "halo": 1}])
 def test_filter(photo: Photo, options: dict[str, Any]) -> None:
-    result = compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", options), ignore)
-    check(filter.filter_job(photo.name, "smooth.png", options), result)
+    result = compute.filter_photo(photo, Job("filter_image", (photo.path, "a.tif"), options), ignore)
+    check(Job("filter_image", (photo.name, "smooth.png"), options), result)
 
 
 def test_filter_of_a_transparent_photo(transparent: Photo) -> None:
-    result = compute.filter_photo(transparent, filter.filter_job("hole.png", "a.tif", FILTER), ignore, check=True)
+    result = compute.filter_photo(transparent, Job("filter_image", ("hole.png", "a.tif"), FILTER), ignore, check=True)
     assert "error about" in result.details[0]
-    check(filter.filter_job("hole.png", "smooth.png", FILTER), result)
+    check(Job("filter_image", ("hole.png", "smooth.png"), FILTER), result)
 
 
 @pytest.mark.parametrize("added", [0.0, 25.0])
@@ -93,8 +93,8 @@ def test_denoise(transparent: Photo, is_transparent: bool, added: float) -> None
     options = {"sigma": None if added else 15.0, "strength": 0.7, "model": "cnn"}
     noisy = compute.add_noise(photo, added, Path("noisy.tif")) if added else photo.image
     source = "noisy.tif" if added else photo.name
-    result = compute.denoise_photo(photo, noisy, denoise.denoise_job(source, "clean.tif", options), ignore)
-    check(denoise.denoise_job("noisy.png" if added else photo.name, "clean.png", options), result)
+    result = compute.denoise_photo(photo, noisy, Job("denoise_image", (source, "clean.tif"), options), ignore)
+    check(Job("denoise_image", ("noisy.png" if added else photo.name, "clean.png"), options), result)
     if added:
         before, after = (float(number) for number in re.findall(r"\d+\.\d+", result.details[1]))
         assert before < after
@@ -104,11 +104,11 @@ def test_denoise(transparent: Photo, is_transparent: bool, added: float) -> None
 def test_segment(transparent: Photo, name: str) -> None:
     write_strokes(STROKES, 36, 52, Path("drawn.png"))
     options = {**SEGMENT, "overlay": "overlay.tif"}
-    result = compute.segment_photo(segment.segment_job(name, "out.tif", "drawn.png", options), ignore)
+    result = compute.segment_photo(Job("segment_image", (name, "out.tif"), {"labels": "drawn.png", **options}), ignore)
     painted = np.asarray(Image.open("out.tif"))
     assert tuple(painted[18, 4]) == BRUSHES[1]
     assert tuple(painted[18, 48]) == BRUSHES[3]
-    check(segment.segment_job(name, "out.png", "labels.png", SEGMENT), result)
+    check(Job("segment_image", (name, "out.png"), {"labels": "labels.png", **SEGMENT}), result)
 
 
 @pytest.mark.parametrize("mode", upsample.MODES)
@@ -156,7 +156,7 @@ def test_slow_filters_stop_when_they_are_dropped(
     """The extent of tiles is private: only small tiles make several parts of a small photo."""
     monkeypatch.setattr(compute, "_TILE", 16)
     options = {**options, "sigma_space": 0.5}
-    whole = compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", options), ignore)
+    whole = compute.filter_photo(photo, Job("filter_image", (photo.path, "a.tif"), options), ignore)
     shares: list[float] = []
 
     def drop(share: float) -> None:
@@ -165,9 +165,9 @@ def test_slow_filters_stop_when_they_are_dropped(
             raise DroppedError
 
     with pytest.raises(DroppedError):
-        compute.filter_photo(photo, filter.filter_job(photo.path, "b.tif", options), drop)
+        compute.filter_photo(photo, Job("filter_image", (photo.path, "b.tif"), options), drop)
     assert not Path("b.tif").exists()
-    check(filter.filter_job(photo.name, "smooth.png", options), whole)
+    check(Job("filter_image", (photo.name, "smooth.png"), options), whole)
 
 
 def test_previews_cover_the_photo(transparent: Photo) -> None:
@@ -181,12 +181,12 @@ def test_previews_cover_the_photo(transparent: Photo) -> None:
 
 def test_preview_of_a_small_photo_is_the_filter(photo: Photo) -> None:
     preview = compute.preview_filter(photo, FILTER)
-    assert preview == compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", FILTER), ignore).layer
+    assert preview == compute.filter_photo(photo, Job("filter_image", (photo.path, "a.tif"), FILTER), ignore).layer
 
 
 @pytest.mark.parametrize("name", ["a\nb.png", 'a"b.png', "a\\b.png", "a'b.png", "\u00fc b.png"])
 def test_quotes_names_of_files(name: str) -> None:
-    code = filter.filter_job(name, "smooth.png", FILTER).code()
+    code = Job("filter_image", (name, "smooth.png"), FILTER).code()
     constants = [node.value for node in ast.walk(ast.parse(code.python)) if isinstance(node, ast.Constant)]
     assert name in constants
     assert shlex.split(code.command)[3] == name

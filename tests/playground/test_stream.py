@@ -9,7 +9,7 @@ from typing import Any, cast
 from fastapi import WebSocket
 
 from permutohedral.playground.photos import Layer
-from permutohedral.playground.stream import LayerStream
+from permutohedral.playground.session import LayerStream
 
 LAYER = Layer(bytes(range(12)), 3, 2, 2, (0, 0, 4, 4))
 

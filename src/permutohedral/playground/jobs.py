@@ -8,14 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# commands of `permutohedral image` that call these functions
-_COMMANDS = {
-    "filter_image": "filter",
-    "denoise_image": "denoise",
-    "segment_image": "segment",
-    "upsample_map": "upsample",
-}
-
 
 @dataclass(frozen=True)
 class Code:
@@ -64,7 +56,8 @@ class Job:
         words = [f"./{file}" if file.startswith("-") else file for file in files]
         for name, value in options.items():
             words += ["--" + name.replace("_", "-"), str(value)]
-        return Code(python, shlex.join(["permutohedral", "image", _COMMANDS[self.function], *words]))
+        command = self.function.partition("_")[0]
+        return Code(python, shlex.join(["permutohedral", "image", command, *words]))
 
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if value is not None}

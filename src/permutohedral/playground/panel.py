@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from permutohedral.playground.components import Progress, Tab
+from permutohedral.playground.components import Progress, Slider, Tab
+from permutohedral.playground.controls import Choice
 from permutohedral.playground.jobs import Code
 from permutohedral.playground.runner import Check, Request, Show, Steps
 from permutohedral.playground.session import Session
@@ -35,6 +36,8 @@ class Panel:
         # results of earlier requests are not shown
         self._oldest = 0
         self._stale, self._open, self._code_is_old = True, False, False
+        # controls by the option that they set
+        self.controls: dict[str, Slider | Choice] = {}
         # whether something is computed, and the share that is done, as the page shows it
         self._shown_progress: tuple[bool, float | None] = False, None
         with Tab(self.title) as self._root:
@@ -55,6 +58,10 @@ class Panel:
     def add_view(self) -> None:
         """Add the view to the card on the right."""
         raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """Return the values of the controls by option."""
+        return {option: control.value for option, control in self.controls.items()}
 
     def code(self) -> Code:
         """Return the code for the current controls."""

@@ -1,9 +1,10 @@
-"""State of one browser tab: its photo, its files, its layers and its runner."""
+"""State of one browser tab: its photo, its files, its runner, and the stream of its image layers."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastapi import WebSocket
+
 from permutohedral.playground.runner import Request, Runner
-from permutohedral.playground.stream import LayerStream
 
 if TYPE_CHECKING:
-    from permutohedral.playground.photos import Photo
+    from permutohedral.playground.photos import Layer, Photo
 
 # seconds above which a preview comes first
 SLOW = 0.06
@@ -90,3 +92,70 @@ class Session:
         """Call a function in the thread of the page, whose loop may have ended."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *given)
+
+
+class LayerStream:
+    """Layers of one browser tab, without stale ones. Call all methods in the thread of the page."""
+
+    def __init__(self) -> None:
+        # messages by the name of their layer
+        self._newest: dict[str, bytes] = {}
+        self._connections: set[_Connection] = set()
+
+    def put(self, name: str, layer: Layer | None, kind: str, number: int) -> None:
+        """Send a layer in place of waiting layers of the same name; None removes the layer.
+
+        `kind` is "before", "preview" or "full", and `number` that of the request.
+        """
+        message = _encode(name, layer, kind, number)
+        self._newest[name] = message
+        for connection in self._connections:
+            connection.put(name, message)
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Send all layers, and new ones as they come, until the browser disconnects."""
+        await socket.accept()
+        connection = _Connection(socket)
+        for name, message in self._newest.items():
+            connection.put(name, message)
+        self._connections.add(connection)
+        sending = asyncio.create_task(connection.send())
+        try:
+            while (await socket.receive())["type"] != "websocket.disconnect":
+                pass
+        finally:
+            self._connections.discard(connection)
+            sending.cancel()
+
+
+class _Connection:
+    """Queue of one socket."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+        self._waiting: dict[str, bytes] = {}
+        self._changed = asyncio.Event()
+
+    def put(self, name: str, message: bytes) -> None:
+        # last in the queue
+        self._waiting.pop(name, None)
+        self._waiting[name] = message
+        self._changed.set()
+
+    async def send(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._waiting:
+                await self._socket.send_bytes(self._waiting.pop(next(iter(self._waiting))))
+
+
+def _encode(name: str, layer: Layer | None, kind: str, number: int) -> bytes:
+    """Encode the length of the header in four bytes, the header as JSON, and the planes."""
+    header: dict[str, object] = {"name": name, "kind": kind, "number": number, "channels": 0}
+    planes = b""
+    if layer is not None:
+        size = {"channels": layer.channels, "height": layer.height, "width": layer.width}
+        header, planes = {**header, **size, "region": layer.region}, layer.planes
+    written = json.dumps(header).encode()
+    return b"".join([len(written).to_bytes(4, "little"), written, planes])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from permutohedral.playground.components import Slider, Viewer
@@ -30,11 +29,6 @@ _MODELS = {
 }
 
 
-def denoise_job(photo: str | Path, output: str | Path, options: dict[str, Any]) -> Job:
-    """Return the job of this tab."""
-    return Job("denoise_image", (photo, output), options)
-
-
 class DenoisePanel(Panel):
     """Noise removal from the photo, or from the photo with added noise."""
 
@@ -58,17 +52,17 @@ class DenoisePanel(Panel):
         """Add noise to the example photo, which has none."""
         self._added.set(25.0)
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         sigma = None if self._sigma.value == _ESTIMATED else float(self._sigma.value)
         return {"sigma": sigma, "strength": self._strength.value, "model": self._model.value}
 
     def code(self) -> Code:
         # noise of the page is in a file to download
         source = "noisy.png" if self._added.value else self.photo.name
-        return denoise_job(source, "clean.png", self._options()).code()
+        return Job("denoise_image", (source, "clean.png"), self.options()).code()
 
     def compute(self) -> None:
-        photo, options, added, number = self.photo, self._options(), self._added.value, self.number
+        photo, options, added, number = self.photo, self.options(), self._added.value, self.number
         kind = (photo.num_pixels, options["model"])
         folder = self.session.folder(self.title)
 
@@ -82,7 +76,7 @@ class DenoisePanel(Panel):
                 noisy = compute.add_noise(photo, added, source)
             yield partial(show_noisy, make_layer(noisy.pixels, noisy.alpha))
             yield from self.preview_first(number, kind, partial(compute.preview_denoised, noisy, options))
-            job = denoise_job(source, folder / "clean.tif", options)
+            job = Job("denoise_image", (source, folder / "clean.tif"), options)
             yield partial(self.show, compute.denoise_photo(photo, noisy, job, self.progress(check)), kind, number)
 
         def show_noisy(layer: Layer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from permutohedral.playground.components import Slider, Viewer
@@ -20,11 +19,6 @@ _SPACE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 
 _COLOR = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
 
 
-def filter_job(photo: str | Path, output: str | Path, options: dict[str, Any]) -> Job:
-    """Return the job of this tab."""
-    return Job("filter_image", (photo, output), options)
-
-
 class FilterPanel(Panel):
     """Bilateral filter of the photo."""
 
@@ -32,10 +26,12 @@ class FilterPanel(Panel):
     hint = "Averages pixels that are near in place and in color: smooths, and keeps edges."
 
     def add_controls(self) -> None:
-        self._space = Slider("sigma over space", _SPACE, START["sigma_space"], " px", self.refresh)
-        self._color = Slider("sigma over color", _COLOR, START["sigma_color"], "", self.refresh)
-        self._method = Choice("method", _METHODS, START["method"], self.refresh)
-        self._halo = Slider("halo", (0, 1, 2), START["halo"], " steps", self.refresh)
+        self.controls = {
+            "sigma_space": Slider("sigma over space", _SPACE, START["sigma_space"], " px", self.refresh),
+            "sigma_color": Slider("sigma over color", _COLOR, START["sigma_color"], "", self.refresh),
+            "method": Choice("method", _METHODS, START["method"], self.refresh),
+            "halo": Slider("halo", (0, 1, 2), START["halo"], " steps", self.refresh),
+        }
 
     def add_view(self) -> None:
         Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
@@ -43,23 +39,15 @@ class FilterPanel(Panel):
     def take_photo(self) -> None:
         self.put("after", None, "before", 0)
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "sigma_space": self._space.value,
-            "sigma_color": self._color.value,
-            "method": self._method.value,
-            "halo": int(self._halo.value),
-        }
-
     def code(self) -> Code:
-        return filter_job(self.photo.name, "smooth.png", self._options()).code()
+        return Job("filter_image", (self.photo.name, "smooth.png"), self.options()).code()
 
     def compute(self) -> None:
-        photo, options, number = self.photo, self._options(), self.number
+        photo, options, number = self.photo, self.options(), self.number
         kind = (photo.num_pixels, options["method"], options["halo"])
         # TIFF is faster to write than PNG
         output = self.session.folder(self.title) / "smooth.tif"
-        job = filter_job(photo.path, output, options)
+        job = Job("filter_image", (photo.path, output), options)
 
         def request(check: Check) -> Steps:
             from permutohedral.playground import compute

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from nicegui import ui
@@ -27,11 +26,6 @@ _SLIDERS = {
     "certainty": ("certainty of strokes", (0.6, 0.7, 0.8, 0.9, 0.95, 0.99), ""),
     "num_iterations": ("iterations", (1, 2, 3, 5, 10, 20), ""),
 }
-
-
-def segment_job(photo: str | Path, output: str | Path, labels: str | Path, options: dict[str, Any]) -> Job:
-    """Return the job of this tab."""
-    return Job("segment_image", (photo, output), {"labels": labels, **options})
 
 
 class SegmentPanel(Panel):
@@ -57,7 +51,7 @@ class SegmentPanel(Panel):
             for button in (undo, clear):
                 button.props("flat dense no-caps")
         self._radius = Slider("brush", (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0), 6.0, " px", self._show_strokes)
-        self._sliders = {
+        self.controls = {
             option: Slider(name, values, START[option], unit, self.refresh)
             for option, (name, values, unit) in _SLIDERS.items()
         }
@@ -78,14 +72,11 @@ class SegmentPanel(Panel):
         self._show_strokes()
         self.refresh()
 
-    def _options(self) -> dict[str, Any]:
-        return {option: slider.value for option, slider in self._sliders.items()}
-
     def code(self) -> Code:
-        return segment_job(self.photo.name, "out.png", "labels.png", self._options()).code()
+        return Job("segment_image", (self.photo.name, "out.png"), {"labels": "labels.png", **self.options()}).code()
 
     def compute(self) -> None:
-        photo, strokes, options, number = self.photo, tuple(self._strokes), self._options(), self.number
+        photo, strokes, options, number = self.photo, tuple(self._strokes), self.options(), self.number
         kind = (photo.num_pixels, "segment")
         if len({stroke.label for stroke in strokes}) < 2:
             self.drop()
@@ -93,8 +84,8 @@ class SegmentPanel(Panel):
             self.report(None, NEEDS_STROKES)
             return
         folder = self.session.folder(self.title)
-        overlay = {"overlay": folder / "overlay.tif"}
-        job = segment_job(photo.path, folder / "out.tif", folder / "labels.png", {**options, **overlay})
+        written = {"labels": folder / "labels.png", "overlay": folder / "overlay.tif"}
+        job = Job("segment_image", (photo.path, folder / "out.tif"), {**options, **written})
 
         def request(check: Check) -> Steps:
             from permutohedral.playground import compute

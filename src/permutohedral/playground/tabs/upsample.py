@@ -47,11 +47,13 @@ class UpsamplePanel(Panel):
             upload_button("choose a map", self._take_map)
             self._back = ui.button("without it", icon="close", on_click=self._drop_map).props("flat dense no-caps")
         self._back.set_visibility(False)
-        self._luma = Slider("sigma over brightness", _SIGMA, START["sigma_luma"], "", self.refresh)
-        self._chroma = Slider("sigma over color", _SIGMA, START["sigma_chroma"], "", self.refresh)
         smoothness = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-        self._smoothness = Slider("smoothness of the solver", smoothness, START["smoothness"], "", self.refresh)
-        self._mode = Choice("mode", MODES, START["mode"], self.refresh)
+        self.controls = {
+            "sigma_luma": Slider("sigma over brightness", _SIGMA, START["sigma_luma"], "", self.refresh),
+            "sigma_chroma": Slider("sigma over color", _SIGMA, START["sigma_chroma"], "", self.refresh),
+            "smoothness": Slider("smoothness of the solver", smoothness, START["smoothness"], "", self.refresh),
+            "mode": Choice("mode", MODES, START["mode"], self.refresh),
+        }
 
     def add_view(self) -> None:
         layers = {"before": "upsample/map", "after": "upsample/after"}
@@ -60,20 +62,12 @@ class UpsamplePanel(Panel):
     def take_photo(self) -> None:
         self._drop_map(refresh=False)
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "mode": self._mode.value,
-            "sigma_luma": self._luma.value,
-            "sigma_chroma": self._chroma.value,
-            "smoothness": self._smoothness.value,
-        }
-
     def code(self) -> Code:
         coarse, guide = ("coarse.png", "guide.png") if self._map is None else (self._map[1], self.photo.name)
-        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self._options()).code()
+        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self.options()).code()
 
     def compute(self) -> None:
-        photo, given, options, number = self.photo, self._map, self._options(), self.number
+        photo, given, options, number = self.photo, self._map, self.options(), self.number
         factor, folder = int(self._factor.value), self.session.folder(self.title)
         kind = (photo.num_pixels, options["mode"])
 
