@@ -36,10 +36,15 @@ def finish(name: str, output: Path) -> None:
     assert process.returncode == 0, error.decode()
 
 
+def finished_files(output: Path) -> list[Path]:
+    """Return all files but those that a process was writing when it was killed."""
+    return sorted(path for path in output.rglob("*") if path.is_file() and ".partial-" not in path.as_posix())
+
+
 def left_behind(output: Path) -> dict[str, Any]:
     """Return the metrics, the weights to the bit, and the names of other files."""
     found: dict[str, Any] = {}
-    for path in sorted(path for path in output.rglob("*") if path.is_file()):
+    for path in finished_files(output):
         name = path.relative_to(output).as_posix()
         found[name] = path.read_bytes() if path.suffix == ".safetensors" else None
         if path.suffix == ".json":
@@ -59,8 +64,9 @@ def test_a_killed_command_resumes(name: str, tmp_path: Path) -> None:
         process.kill()
         process.communicate()
         kills += process.returncode == -9
-        for checkpoint in killed.rglob("*.ckpt"):
-            read_checkpoint(checkpoint)
+        for checkpoint in finished_files(killed):
+            if checkpoint.suffix == ".ckpt":
+                read_checkpoint(checkpoint)
         if kills == 2:
             break
     assert kills
