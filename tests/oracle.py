@@ -219,12 +219,7 @@ def separable_gaussian_step(lattice_values: Array, source: Simplices, target: Si
 
 
 def normalized_filter(
-    values: Array,
-    simplices: tuple[Simplices, Simplices],
-    normalization: str,
-    step: Step,
-    gaussian: Step,
-    size: int = 2,
+    values: Array, simplices: tuple[Simplices, Simplices], normalization: str, step: Step, gaussian: Step, size: int = 2
 ) -> Array:
     """With A_{s,t} v = B_t step(B_s^T v) from source s to target t, and M_{s,t} = B_t G B_s^T 1, the Gaussian's mass:
 

@@ -48,11 +48,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "start": (partial(field, ENERGIES, [KERNEL], start=ENERGIES[:3]), InputError, "start must be like energies"),
     "marginals": (partial(energy, ENERGIES[:3], ENERGIES, [KERNEL]), InputError, "marginals must be like"),
-    "batch": (
-        partial(field, ENERGIES, [ph.crf.Kernel(torch.rand(2, 6, 2))]),
-        InputError,
-        "both a batch axis",
-    ),
+    "batch": (partial(field, ENERGIES, [ph.crf.Kernel(torch.rand(2, 6, 2))]), InputError, "both a batch axis"),
     "ragged and batch": (
         partial(field, ENERGIES[None], [ph.crf.Kernel(CLOUD, batch=torch.zeros(6).long())]),
         InputError,
