@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_files import assert_one_line_error, invoke, read_integers, write_integers
+from image_files import assert_one_line_error, invoke
 from PIL import Image
 
 import permutohedral as ph
@@ -103,15 +103,6 @@ def test_stdin_to_stdout(kind: str) -> None:
     with Image.open(io.BytesIO(result.stdout_bytes)) as image:
         assert image.format == kind
     assert_filtered(io.BytesIO(result.stdout_bytes), 5)
-
-
-def test_sixteen_bits_from_stdin(tmp_path: Path) -> None:
-
-    numbers = np.random.default_rng(0).integers(0, 65536, (8, 9, 3), dtype=np.uint16)
-    for ending in ("png", "tif"):
-        content = write_integers(tmp_path / f"in.{ending}", numbers).read_bytes()
-        assert invoke("filter", "-", tmp_path / "out.png", "--sigma-color", "1e-3", stdin=content).exit_code == 0
-        assert np.abs(read_integers(tmp_path / "out.png").astype(int) - numbers).max() < 256
 
 
 def test_stdin_or_stdout_only(tmp_path: Path) -> None:

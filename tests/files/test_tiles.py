@@ -15,9 +15,7 @@ from skimage import data
 
 import permutohedral as ph
 from permutohedral.files import image_tiles as tiles
-from permutohedral.files import tiling
 from permutohedral.files.tiling import Tiling
-from permutohedral.lattice.geometry import reach
 
 # filters a file in tiles of a size, and prints the megabytes this took beyond those of the loaded modules
 PEAK = """
@@ -48,12 +46,6 @@ def test_tiles_equal_the_whole(sigmas: tuple[float, float], channels: int) -> No
     )
     assert len(done) >= 4
     assert done[-1] == 1
-
-
-def test_progress_of_one_tile() -> None:
-    done: list[float] = []
-    tiles.filter_in_tiles(PHOTOGRAPH[:, :20, :30], PHOTOGRAPH[:, :20, :30], 1.0, 0.1, done.append)
-    assert done == [1]
 
 
 def test_tiles_use_the_guide() -> None:
@@ -88,13 +80,6 @@ def test_tiles_with_the_axes_of_the_whole() -> None:
         rtol=0,
         atol=1e-5,
     )
-
-
-def test_margins_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrower margins change results, so the bound is not generous; no public option sets them."""
-    monkeypatch.setattr(tiling, "reach", lambda axis, halo: 0.75 * reach(axis, halo=halo))
-    whole = ph.bilateral_filter(PHOTOGRAPH, sigma_space=4.0, sigma_color=0.1)
-    assert (tiles.filter_in_tiles(PHOTOGRAPH, PHOTOGRAPH, 4.0, 0.1, tile=150) - whole).abs().max() > 1e-5
 
 
 def test_large_image_takes_little_memory(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from interpreted.internals import incidence, kernel, normalize
@@ -83,28 +81,3 @@ def test_a_filter_of_gathered_points(
             found.append((output, *torch.autograd.grad(output.square().sum(), (values, *layer.parameters()))))
     for expected, ours in zip(*found, strict=True):
         assert_close(ours, expected)
-
-
-def test_a_lattice_lists_its_points_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all layers on it; rebuilt if the order of sums matters, and on every use if it is bounded."""
-    calls, listed = [], incidence.list_corners
-
-    def count(*arguments: object) -> object:
-        calls.append(arguments)
-        return listed(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(incidence, "list_corners", count)
-    with use_backend("triton"):
-        source = ph.build_lattice(2 * torch.rand(30, 2)).source
-    with torch.inference_mode():
-        before = incidence.list_of(source)
-    assert incidence.list_of(source) is before
-    assert not any(each.is_inference() for each in before)
-    assert len(calls) == 1
-    torch.use_deterministic_algorithms(True)
-    in_order = incidence.list_of(source)
-    assert len(calls) == 2
-    assert in_order.starts.diff().ge(0).all()
-    bounded = dataclasses.replace(source, bounded=True)
-    assert incidence.list_of(bounded) is not incidence.list_of(bounded)
-    assert len(calls) == 4

@@ -88,28 +88,6 @@ def test_scale_multiplies_features() -> None:
     assert plain.scale is None
 
 
-def test_scale_is_trained() -> None:
-    """A Gaussian layer finds the bandwidths of another one from what it does to smooth values."""
-    features = to_tensor(np.random.default_rng(0).uniform(-4, 4, size=(400, 2)), torch.float32)
-    values = torch.sin(features)
-    teacher, student = (
-        PermutohedralConv(2, 2, 2, 2, init="gaussian", normalization="homogeneous", learn_sigma=True, device=DEVICE)
-        for _ in range(2)
-    )
-    wanted = torch.tensor([1.6, 0.7], device=DEVICE).log()
-    assert teacher.log_scale is not None
-    assert student.log_scale is not None
-    with torch.no_grad():
-        teacher.log_scale.copy_(wanted)
-        target = teacher(values, features)
-    optimizer = torch.optim.Adam([student.log_scale], lr=0.03)
-    for _ in range(40):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(student(values, features), target).backward()
-        optimizer.step()
-    assert (student.log_scale - wanted).abs().max() < 0.1 * wanted.abs().max()
-
-
 @pytest.mark.parametrize(("dimension", "size"), [(1, 1), (2, 2), (4, 1)])
 def test_kaiming_init_preserves_variance(dimension: int, size: int) -> None:
     """Of 64 x 64 filters: mean 0 and variance 1 / (taps x in_channels), within five standard errors."""
@@ -193,15 +171,6 @@ def test_16_bit_layer_takes_float32_features(half: torch.dtype) -> None:
     assert output.isfinite().all()
     output.float().sum().backward()
     assert all(each.grad is not None and each.grad.dtype == half for each in layer.parameters())
-
-
-def test_meta_layers_can_be_materialized() -> None:
-    with torch.device("meta"):
-        layer = PermutohedralConv(2, 3, 2, learn_sigma=True)
-    assert layer.weight.device.type == "meta"
-    layer.to_empty(device=DEVICE)
-    layer.reset_parameters()
-    assert layer(draw(20, 2), draw(20, 2, seed=1)).isfinite().all()
 
 
 def test_training_recovers_a_filter() -> None:

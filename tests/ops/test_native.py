@@ -6,14 +6,12 @@ core takes other paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from support import assert_close
-from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.ops import dispatch, operators, reference
@@ -162,42 +160,6 @@ def test_what_follows_a_value_does_not_leak(native: ModuleType, dtype: torch.dty
         filtered = native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20)
         assert filtered[0::2].isfinite().all()
         assert filtered[1::2].isnan().all()
-
-
-def on_threads(run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The results on one thread, which must be those on two and three, to the bit."""
-    threads, results = torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            results.append(run())
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(one, another) for one, another in zip(results[0], other, strict=True))
-    return results[0]
-
-
-@pytest.mark.parametrize("channels", [1, 2, 16, 21])
-def test_many_points_on_few_lattice_points(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
-    """Two lattices are added, on any number of threads."""
-    features = torch.rand(20_000, 3, dtype=dtype) * 3
-    keys, vertices, barycentric, table = native.index_points(features, None)
-    # halved_corners in native/filter/splat.cpp
-    assert vertices.numel() >= 64 * len(keys)
-    axes = native.find_neighbors(keys, table, keys, axis_offsets(3))
-    values = torch.randn(20_000, channels, dtype=dtype)
-    splatted, filtered = on_threads(
-        lambda: (
-            native.splat(values, vertices, barycentric, len(keys)),
-            native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20),
-        )
-    )
-    expected = reference.splat(values, vertices, barycentric, len(keys))
-    assert_close(splatted, expected)
-    mass = reference.splat(torch.ones(20_000, 1, dtype=dtype), vertices, barycentric, len(keys))
-    blurred = reference.slice(reference.blur(torch.cat([expected, mass], 1), axes, False), vertices, barycentric)
-    assert_close(filtered, blurred[:, :-1] / blurred[:, -1:])
 
 
 def test_backend_reports_a_processor_without_avx2(monkeypatch: pytest.MonkeyPatch) -> None:

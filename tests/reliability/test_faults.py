@@ -103,20 +103,6 @@ def test_an_image_that_does_not_fit_keeps_the_existing_file(ending: str, side: i
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("side", [130, 300])
-def test_a_full_disk_keeps_the_existing_image(ending: str, side: int, tmp_path: Path) -> None:
-    with disk(tmp_path / "disk", "64k") as folder:
-        path = folder / f"image.{ending}"
-        write_image(noise(3, 8, 9), path)
-        before = path.read_bytes()
-        (folder / "filling").write_bytes(b"f" * 48 * 1024)
-        with pytest.raises(StorageError, match="No space left on device; the existing file is unchanged"):
-            write_image(noise(3, side, side), path)
-        assert path.read_bytes() == before
-        assert sorted(folder.iterdir()) == [folder / "filling", path]
-
-
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     real, link = tmp_path / "folder" / "real.png", tmp_path / "link.png"
     real.parent.mkdir()
