@@ -65,7 +65,7 @@ def filter_image(
     sigma_color: SigmaColor = 0.1,
     method: Annotated[
         Literal["lattice", "dense", "exact", "auto"],
-        typer.Option(help="separable: fast; dense, exact: more accurate; auto: most accurate at equal speed."),
+        typer.Option(help="lattice: fast; dense, exact: more accurate; auto: most accurate at equal speed."),
     ] = "auto",
     halo: Annotated[
         int, typer.Option(min=0, metavar="STEPS", help="Extra lattice points: slower and more accurate.")

@@ -111,13 +111,8 @@ def filter_array(
 class _Job:
     """A filter of a source and its tiles; sent to workers.
 
-    Attributes:
-        source: the input.
-        target: final name of the store.
-        sigma_space: for each spatial axis, in samples.
-        sigma_color: in units of the values.
-        tile: extents of a tile for each axis, without margins.
-        margins: for each axis.
+    Bandwidths are in samples and in units of the values. `tile` has the extents of a tile for each axis, without
+    margins.
     """
 
     source: stores.ArraySource

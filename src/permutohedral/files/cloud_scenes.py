@@ -90,21 +90,10 @@ def make_scene(positions: Tensor, labels: Tensor | None = None, above: Above = "
 
 
 def heights_above_ground(positions: Tensor, window: float, cell: float = 2.0) -> Tensor:
-    """Return the height of each point above the estimated ground.
+    """Return the height of each point `[points, 3]` above the estimated ground; the last coordinate is up.
 
     The lowest points of square cells are a rough terrain with houses and trees. A morphological opening removes
-    structures narrower than the window, and keeps slopes.
-
-    Args:
-        positions: `[points, 3]`, meters, the last coordinate up.
-        window: Meters; wider structures count as ground.
-        cell: side of the cells in meters.
-
-    Returns:
-        `[points]`, in the dtype of the positions.
-
-    Raises:
-        InputError: the cloud is too wide.
+    structures narrower than the window, and keeps slopes. Window and side of the cells are in meters.
 
     >>> flat = torch.cat([torch.rand(4000, 2) * 40, torch.zeros(4000, 1)], dim=1)
     >>> roof = torch.cat([torch.rand(500, 2) * 9 + 10, torch.full((500, 1), 6.0)], dim=1)
@@ -177,22 +166,13 @@ def _smooth(grid: Tensor) -> Tensor:
 
 def _interpolate(grid: Tensor, places: Tensor) -> Tensor:
     """Interpolate linearly between the centers of known cells; places are in units of cells."""
-    rows, columns = grid.shape
-    limit = torch.tensor([rows - 1, columns - 1], device=grid.device, dtype=places.dtype)
-    places = torch.minimum((places - 0.5).clamp_min(0), limit)
-    base = places.floor()
-    share = places - base
-    result = torch.zeros_like(places[:, 0])
-    known = torch.zeros_like(result)
-    for row in (0, 1):
-        for column in (0, 1):
-            at = torch.minimum(base + base.new_tensor([row, column]), limit).long()
-            weight = (share[:, 0] if row else 1 - share[:, 0]) * (share[:, 1] if column else 1 - share[:, 1])
-            value = grid[at[:, 0], at[:, 1]]
-            weight = torch.where(value.isfinite(), weight, 0.0)
-            result += weight * torch.where(value.isfinite(), value, 0.0)
-            known += weight
-    return result / known.clamp_min(torch.finfo(known.dtype).tiny)
+    known = grid.isfinite()
+    both = torch.stack([torch.where(known, grid, 0.0), known.to(grid.dtype)])
+    # grid_sample takes x before y, from -1 to 1 between the borders of the grid
+    at = 2 * places / places.new_tensor(grid.shape) - 1
+    sampled: Tensor = F.grid_sample(both[None], at.flip(1)[None, None], padding_mode="border", align_corners=False)
+    total, weight = sampled[0, :, 0]
+    return total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
 
 
 def measure_density(positions: Tensor) -> float:

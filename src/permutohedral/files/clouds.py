@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,7 @@ def smooth_cloud(
 class _Scan:
     """Description of a `.las` or `.laz` file, small enough to send to workers.
 
-    Attributes:
-        path: absolute path.
-        num_points: in the file.
-        origin: subtracted from coordinates.
-        dtype: precise enough for the coordinates and the field.
-        field: what is smoothed.
+    `origin` is subtracted from coordinates; `dtype` is precise enough for them and for the field.
     """
 
     path: str
@@ -272,7 +267,11 @@ def segment_cloud(
     network, description = cloud_models.load_segmenter(None if model is None else Path(model))
     cloud = cloud_formats.read_cloud(input)
     scene = cloud_scenes.make_scene(cloud.positions, above=description.above)
-    report = _report_to(progress, len(cloud.positions), f"classifying {input.name}")
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(done, len(cloud.positions), f"classifying {input.name}")
+
     classes = cloud_scenes.classify_points(network.to(where), scene, where, progress=report)
     numbers = torch.tensor([each.numbers[-1] for each in description.classes], dtype=torch.uint8)
     with replacing(output) as partial:
@@ -291,10 +290,6 @@ def _choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device is 'cuda', but torch finds no GPU; pass cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _report_to(progress: Progress | None, total: int, stage: str) -> Callable[[int], None] | None:
-    return None if progress is None else lambda done: progress(done, total, stage)
 
 
 def train_cloud(

@@ -66,13 +66,9 @@ class Trimap:
 
 
 def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Tensor | None = None) -> Tensor:
-    """Return the probability of foreground, float32 `[height, width]`.
+    """Return the probability of foreground, float32 `[height, width]`, of a photo `[3, height, width]`.
 
-    Args:
-        photo: `[3, height, width]` between 0 and 1.
-        trimap: the known pixels.
-        settings: weights of the field.
-        colors: `color_energies` of the first round, computed if None.
+    `colors` are the `color_energies` of the first round, computed if None.
 
     >>> photo = torch.zeros(3, 20, 20)
     >>> photo[:, 5:15, 5:15] = 1
