@@ -170,9 +170,8 @@ def _interpolate(grid: Tensor, places: Tensor) -> Tensor:
     both = torch.stack([torch.where(known, grid, 0.0), known.to(grid.dtype)])
     # grid_sample takes x before y, from -1 to 1 between the borders of the grid
     at = 2 * places / places.new_tensor(grid.shape) - 1
-    sampled: Tensor = F.grid_sample(both[None], at.flip(1)[None, None], padding_mode="border", align_corners=False)
-    total, weight = sampled[0, :, 0]
-    return total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+    sampled = F.grid_sample(both[None], at.flip(1)[None, None], padding_mode="border", align_corners=False)[0, :, 0]
+    return sampled[0] / sampled[1].clamp_min(torch.finfo(sampled.dtype).tiny)
 
 
 def measure_density(positions: Tensor) -> float:
