@@ -213,7 +213,7 @@ def test_backends_agree_on_scattered_points(dimension: int, dtype: torch.dtype) 
 @pytest.mark.usefixtures("other_backend")
 @pytest.mark.parametrize(("method", "levels"), [("lattice", None), ("dense", 8)])
 def test_backends_agree_on_images(method: GaussianMethod, levels: int | None, dtype: torch.dtype) -> None:
-    """The first row of pixels lies on faces: a tie, which all must break alike for the separable method to agree.
+    """The first row of pixels lies on faces: a tie, which all must break alike for the lattice method to agree.
 
     With few colors more pixels come to lie on faces up to rounding; the dense method is indifferent to that.
     """

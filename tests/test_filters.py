@@ -194,7 +194,7 @@ def pixel_features(guide: np.ndarray, sigma_space: float, sigma_color: float) ->
 def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.dtype) -> None:
     """Height and width differ, and so do all pixels: an exchange of axes shows.
 
-    The first row of pixels lies on faces of simplices, where the separable method may take either side.
+    The first row of pixels lies on faces of simplices, where the lattice method may take either side.
     """
     random = np.random.default_rng(4)
     image = to_tensor(random.random((*leading, 2, 4, 5)), dtype)

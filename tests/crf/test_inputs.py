@@ -17,7 +17,7 @@ ENERGIES = torch.rand(6, 3)
 KERNEL = ph.crf.Kernel(CLOUD)
 PICTURE = ph.crf.spatial_kernel((2, 3), 1.0)
 
-# what does not fit in its type does not pass through functions that have types
+# typed functions would not accept arguments of wrong types
 field: Any = ph.crf.mean_field
 energy: Any = ph.crf.free_energy
 kernel: Any = ph.crf.Kernel

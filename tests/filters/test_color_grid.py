@@ -220,7 +220,7 @@ def test_pixels_unlike_all_others() -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the amount is that of the compiled core")
-def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_before_allocation_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = picture(60, 70)
     axes = axes_of(guide)
     # sums, values, colors and coordinates

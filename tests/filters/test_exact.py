@@ -290,7 +290,7 @@ def test_torch_compiles_it() -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU one would have to wait for the answer")
-def test_a_compiled_program_refuses_nan() -> None:
+def test_compiled_program_rejects_nan() -> None:
     """In the guide, where it would be a weight of zero."""
     image, guide = torch.rand(2, 5, 6), torch.rand(1, 5, 6)
 
@@ -304,7 +304,7 @@ def test_a_compiled_program_refuses_nan() -> None:
         compiled(guide)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_inputs() -> None:
     features, values = torch.rand(5, 2, device=DEVICE), torch.rand(5, 1, device=DEVICE)
     lattice = ph.build_lattice(features, separable=True)
     image = torch.rand(3, 4, 5, device=DEVICE)

@@ -324,13 +324,13 @@ NUMBERS: dict[str, ErrorCase] = {
 
 
 @pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
-def test_bad_weights(case: ErrorCase) -> None:
+def test_rejects_bad_weights(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="numbers on a GPU are not looked at")
 @pytest.mark.parametrize("case", NUMBERS.values(), ids=NUMBERS)
-def test_numbers_that_do_not_fit(case: ErrorCase) -> None:
+def test_rejects_bad_numbers(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
@@ -377,7 +377,7 @@ def test_learned_layers_take_weights() -> None:
     assert_close(picture_layer(lost, image, mask), picture_layer(torch.where(mask, image, 9.0), image, mask))
 
 
-def test_learned_filters_refuse_weights_that_do_not_fit() -> None:
+def test_learned_filters_reject_mismatched_weights() -> None:
     values, features, weights = scatter()
     weight = to_tensor(np.ones((15, 2, 1)))
     with pytest.raises(InputError, match="symmetric"):
@@ -388,7 +388,7 @@ def test_learned_filters_refuse_weights_that_do_not_fit() -> None:
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="numbers on a GPU are not looked at")
 @pytest.mark.parametrize("transform", ["compile", "vmap", "jvp"])
-def test_nan_is_refused_in_traced_code(transform: str) -> None:
+def test_traced_code_rejects_nan(transform: str) -> None:
     values, features, _ = scatter()
     tangents = torch.ones_like(values)
     run: Callable[[Tensor], Any] = {

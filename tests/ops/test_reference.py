@@ -24,7 +24,7 @@ def test_distinct_rows_get_distinct_numbers_in_lexicographic_order(
     np.testing.assert_array_equal(to_numpy(inverse), numbers.reshape(-1))
 
 
-def test_rows_that_differ_in_one_column_only_are_told_apart() -> None:
+def test_rows_that_differ_in_one_column_get_distinct_numbers() -> None:
     """The extremes of every column, over more columns than one integer can hold."""
     extreme = 2**30
     keys = np.concatenate([extreme * np.eye(20, dtype=np.int64), -extreme * np.eye(20, dtype=np.int64)])

@@ -37,7 +37,7 @@ def test_all_points(random: np.random.Generator) -> None:
     assert estimate.worst == pytest.approx(np.abs(difference).max())
 
 
-def test_some_points_tell_of_all(random: np.random.Generator) -> None:
+def test_samples_represent_all_points(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
     wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
     whole = ph.accuracy.estimate_error(wrong, values, features, samples=90)
@@ -117,7 +117,7 @@ def test_nothing_to_compare_with_is_no_error() -> None:
     assert ph.accuracy.estimate_error(zeros + 1, zeros, features).relative == float("inf")
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_inputs() -> None:
     values, features, image = (torch.rand(*shape, device=DEVICE) for shape in ((5, 1), (5, 2), (3, 6, 7)))
     for call, message in (
         (lambda: ph.accuracy.estimate_error(values[:3], values, features), r"filtered must be \[5, 1\]"),
