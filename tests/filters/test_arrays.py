@@ -75,6 +75,17 @@ def test_weights_and_mass_are_arrays() -> None:
         np.testing.assert_array_equal(array, tensor.numpy())
 
 
+@pytest.mark.parametrize("size", [(7, 9), (14, 18)], ids=["upsample", "solve"])
+def test_guided_functions_take_uint8_with_channels_last(size: tuple[int, int]) -> None:
+    target = PHOTO[: size[0], : size[1], :2] // 2
+    run: Any = ph.upsample if size != PHOTO.shape[:2] else ph.bilateral_solver
+    found = run(target, PHOTO, channels_last=True)
+    first, guide = (torch.from_numpy(each).movedim(-1, 0) / 255 for each in (target, PHOTO))
+    expected = to_bytes(run(first, guide)).movedim(0, -1).numpy()
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("change", ["reversed", "read-only", "big-endian"])
 def test_arrays_of_any_memory_layout(change: str) -> None:
     image = np.random.default_rng(3).random((1, 8, 9)).astype(np.float32)
