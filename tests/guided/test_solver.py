@@ -137,7 +137,7 @@ def test_batch_equals_its_items() -> None:
     assert_close(shared[1], ph.bilateral_solver(targets[1], guides[0], **EXACT))
 
 
-def test_batch_with_confidence_equals_its_items() -> None:
+def test_batch_with_weights_equals_its_items() -> None:
     guides, targets = torch.stack([picture(3, 5), picture(3, 6)]), torch.stack([picture(2, 7), picture(2, 8)])
     sample_weight = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
     found = ph.bilateral_solver(targets, guides, sample_weight=sample_weight, sigma_color=0.1)
@@ -299,14 +299,14 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
         assert_close(found[channel, None], alone)
 
 
-def test_rejects_a_confidence_of_one_row() -> None:
+def test_rejects_weights_of_one_row() -> None:
     with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
         ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), sample_weight=torch.ones(8), sigma_color=0.1)
 
 
 @pytest.mark.parametrize("unit", [1e-37, 1e-20, 1e20])
 @pytest.mark.parametrize("observe", ["pixels", "cells"])
-def test_only_the_ratio_of_confidence_and_smoothness_matters(unit: float, observe: Any) -> None:
+def test_only_the_ratio_of_weight_and_smoothness_matters(unit: float, observe: Any) -> None:
     guide, target = picture(1).float(), picture(1, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4))).float()
     sample_weight = picture(1, 2, *target.shape[1:])[0].float() + 0.5
     solver = ph.guided.BilateralSolver(guide, SIGMA_SPACE, SIGMA_COLOR)

@@ -116,7 +116,7 @@ def test_ignores_unknown_samples() -> None:
 
 
 @pytest.mark.parametrize("mode", ["gaussian", "affine"])
-def test_only_ratios_of_confidences_matter(mode: Any) -> None:
+def test_only_ratios_of_weights_matter(mode: Any) -> None:
     guide, coarse = maps(1, 8, 12), maps(2, 1, 4, 6, seed=1)
     assert_close(
         ph.upsample(coarse, guide, mode=mode, sample_weight=coarse[0, 0] * 0 + 0.01, sigma_color=0.1),
@@ -301,7 +301,7 @@ def test_float64_maps_keep_their_digits_along_a_float32_guide(mode: Any) -> None
     assert_close(ph.guided.Upsampler(guide, (4, 6), mode=mode, sigma_color=0.1)(coarse) - 4e6, expected, torch.float32)
 
 
-def test_rejects_a_confidence_of_one_row() -> None:
+def test_rejects_weights_of_one_row() -> None:
     with pytest.raises(ph.errors.InputError, match="sample_weight must be"):
         ph.upsample(maps(1, 3, 4), maps(1, 6, 8), sample_weight=maps(4), mode="gaussian", sigma_color=0.1)
 
