@@ -33,7 +33,7 @@ class TaskPool:
                 yield
             return
         from distributed import as_completed
-        from distributed.scheduler import KilledWorker, NoWorkerError
+        from distributed.scheduler import KilledWorker, NoValidWorkerError, NoWorkerError
 
         futures = self.client.compute(list(tasks))
         try:
@@ -41,7 +41,7 @@ class TaskPool:
                 future.result()
                 future.release()
                 yield
-        except NoWorkerError as error:
+        except (NoWorkerError, NoValidWorkerError) as error:
             raise BackendUnavailable("all workers were lost; check their logs, then resume") from error
         except KilledWorker as error:
             raise MemoryLimitError(
