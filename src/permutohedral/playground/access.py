@@ -10,11 +10,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-def new_token() -> str:
-    """Return a random token."""
-    return secrets.token_urlsafe(24)
-
-
 class TokenRequired:
     """Reject requests without the token, in the address or in a cookie that this server has set.
 

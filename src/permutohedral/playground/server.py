@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -18,7 +19,7 @@ from fastapi.responses import Response
 from nicegui import ui
 
 from permutohedral.errors import InputError
-from permutohedral.playground.access import TokenRequired, new_token
+from permutohedral.playground.access import TokenRequired
 from permutohedral.playground.page import build_page
 from permutohedral.playground.session import Session
 
@@ -63,7 +64,7 @@ class Playground:
 def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C; port 0 chooses a free one. `announce` is called with the address."""
     listener = _listen(host, port)
-    port, token = listener.getsockname()[1], new_token()
+    port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}/?token={token}"
     playground = Playground(photo)
