@@ -194,7 +194,8 @@ def _smoothing_tasks(
     # without workers one chunk after another, with all threads of the core
     with dask.config.set({} if pool.client is not None else {"scheduler": "synchronous"}):
         smooth = gaussian_filter(concatenate(1, scan.channels), concatenate(0, 3))
-        blocks = smooth.to_delayed().ravel()
+        # an optimized graph would drop the reference to the lattice, which Dask then forgets
+        blocks = smooth.to_delayed(optimize_graph=False).ravel()
     return [call(_write_chunk)(blocks[number], str(store.target), number) for number in left]
 
 
