@@ -86,8 +86,8 @@ struct FieldGradients {
 // parameters are all arrays, numbers and vectors of numbers are bound as they are, with the GIL released.
 //
 // Compiled without contraction to fused multiply-add, which would let two copies of the same formula round differently:
-#define PERMUTOHEDRAL_POINT_KERNELS(K)                                                                \
-    K(index_points, bool, (const Points<T>& points, T limit, VertexIndex& index, T* barycentric))     \
+#define PERMUTOHEDRAL_POINT_KERNELS(K)                                                            \
+    K(index_points, bool, (const Points<T>& points, T limit, VertexIndex& index, T* barycentric)) \
     K(embed_gradient, void, (Matrix<const T> gradient, Points<T> points, Matrix<T> out, int threads))
 
 #define PERMUTOHEDRAL_VALUE_KERNELS(K)                                                                                \
