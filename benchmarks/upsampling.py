@@ -21,14 +21,14 @@ _VARIANTS = 7
 
 # name, shape of the coarse map, size of the guide, options
 CASES: tuple[tuple[str, tuple[int, int, int], tuple[int, int], dict[str, Any], bool], ...] = (
-    ("gaussian-uncorrected", (1, 128, 128), (1024, 1024), {"steps": 0}, False),
-    ("gaussian", (1, 128, 128), (1024, 1024), {}, False),
+    ("gaussian-uncorrected", (1, 128, 128), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, False),
+    ("gaussian", (1, 128, 128), (1024, 1024), {"mode": "gaussian"}, False),
     ("solver", (1, 128, 128), (1024, 1024), {"mode": "solver"}, False),
     ("solver-large", (1, 136, 172), (1088, 1376), {"mode": "solver"}, False),
-    ("features", (384, 37, 37), (518, 518), {"steps": 0}, False),
-    ("features-channels-last", (384, 37, 37), (518, 518), {"steps": 0}, True),
-    ("features-large", (384, 64, 64), (1024, 1024), {"steps": 0}, False),
-    ("features-large-channels-last", (384, 64, 64), (1024, 1024), {"steps": 0}, True),
+    ("features", (384, 37, 37), (518, 518), {"mode": "gaussian", "num_iterations": 0}, False),
+    ("features-channels-last", (384, 37, 37), (518, 518), {"mode": "gaussian", "num_iterations": 0}, True),
+    ("features-large", (384, 64, 64), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, False),
+    ("features-large-channels-last", (384, 64, 64), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, True),
 )
 
 
