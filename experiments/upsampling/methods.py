@@ -67,12 +67,18 @@ def by_mode(mode: UpsamplingMode) -> Upsample:
 
     def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
         options = dict(settings)
-        sigma_space = factor * options.pop("sigma_space")
+        sigma_space, num_iterations = factor * options.pop("sigma_space"), options.pop("steps", None)
         sigma_color = options.pop("sigma_gray")
         if len(guide) == 3:
             guide, sigma_color = ph.features.opponent_colors(guide), [sigma_color, *[options.pop("sigma_color")] * 2]
         found: Tensor = ph.upsample(
-            coarse, guide, sigma_space=sigma_space, sigma_color=sigma_color, mode=mode, **options
+            coarse,
+            guide,
+            mode=mode,
+            sigma_space=sigma_space,
+            sigma_color=sigma_color,
+            num_iterations=num_iterations,
+            **options,
         )
         return found
 
