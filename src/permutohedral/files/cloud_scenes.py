@@ -166,12 +166,22 @@ def _smooth(grid: Tensor) -> Tensor:
 
 def _interpolate(grid: Tensor, places: Tensor) -> Tensor:
     """Interpolate linearly between the centers of known cells; places are in units of cells."""
-    known = grid.isfinite()
-    both = torch.stack([torch.where(known, grid, 0.0), known.to(grid.dtype)])
-    # grid_sample takes x before y, from -1 to 1 between the borders of the grid
-    at = 2 * places / places.new_tensor(grid.shape) - 1
-    sampled = F.grid_sample(both[None], at.flip(1)[None, None], padding_mode="border", align_corners=False)[0, :, 0]
-    return sampled[0] / sampled[1].clamp_min(torch.finfo(sampled.dtype).tiny)
+    rows, columns = grid.shape
+    limit = torch.tensor([rows - 1, columns - 1], device=grid.device, dtype=places.dtype)
+    places = torch.minimum((places - 0.5).clamp_min(0), limit)
+    base = places.floor()
+    share = places - base
+    result = torch.zeros_like(places[:, 0])
+    known = torch.zeros_like(result)
+    for row in (0, 1):
+        for column in (0, 1):
+            at = torch.minimum(base + base.new_tensor([row, column]), limit).long()
+            weight = (share[:, 0] if row else 1 - share[:, 0]) * (share[:, 1] if column else 1 - share[:, 1])
+            value = grid[at[:, 0], at[:, 1]]
+            weight = torch.where(value.isfinite(), weight, 0.0)
+            result += weight * torch.where(value.isfinite(), value, 0.0)
+            known += weight
+    return result / known.clamp_min(torch.finfo(known.dtype).tiny)
 
 
 def measure_density(positions: Tensor) -> float:
