@@ -21,33 +21,28 @@ _REGION = re.compile(r"(<!-- table: (?P<name>.+?) -->\n)(?P<body>.*?)(<!-- end o
 MEAN_FIELDS = (
     "crf-375x500-21-5",
     "crf-1024x1024-21-10",
-    "crf-99x117x95-4-5",
     "crf-training-375x500-21-5",
-    "crf-training-1024x1024-21-10",
 )
 LAYERS = (
     "C-forward-fp32",
     "C-training-fp32",
     "C-forward-bf16",
     "C-training-bf16",
-    "mnist-build",
-    "mnist-step",
-    "step",
+    "step-layer",
+    "step-unet",
 )
-UPSAMPLING = ("upsample-gaussian", "upsample-solver", "upsample-features-large")
+UPSAMPLING = ("upsample-solver", "upsample-features-large")
 # the report, and the workloads of the table: whole names, or their beginnings before a hyphen
 BENCHMARKS = {
     "readme": ("benchmark-cpu.json", ("W1", "W4", "W7-forward")),
-    "cpu": ("benchmark-cpu.json", ("W1", "W1b", "W2", "W3", "W4", "W5", "memory", "import")),
-    "cpu-layers": ("benchmark-cpu.json", ("W7", "layer", "mnist", "step")),
+    "cpu": ("benchmark-cpu.json", ("W1", "W1b", "W2", "W3", "W4", "memory")),
+    "cpu-layers": ("benchmark-cpu.json", ("W7", "layer", "step-layer", "step-unet")),
     "cpu-crf": ("benchmark-cpu.json", MEAN_FIELDS),
     "cpu-upsampling": ("benchmark-cpu.json", UPSAMPLING),
-    "cpu-levels": ("benchmark-cpu.json", ("levels",)),
-    "cpu-arrays": ("benchmark-arrays.json", ("arrays",)),
-    "cpu-volumes": ("benchmark-cpu.json", ("volume",)),
+    "cpu-levels": ("benchmark-cpu.json", ("levels-surface-build", "levels-surface-learned")),
     "gpu": ("benchmark-h200.json", ("G1", "G1L", "H1", "G3", "photographs", "first-call")),
     "gpu-layers": ("benchmark-h200.json", LAYERS),
-    "gpu-convolution": ("benchmark-h200.json", ("G2-32", "G2b-32")),
+    "gpu-convolution": ("benchmark-h200.json", ("G2-32",)),
     "gpu-crf": ("benchmark-h200.json", MEAN_FIELDS),
     "gpu-upsampling": ("benchmark-h200.json", UPSAMPLING),
 }
