@@ -25,7 +25,7 @@ from permutohedral.ops import operators
 from permutohedral.ops.composite import slice_planes
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.neighborhood import blur_gain
-from permutohedral.ops.tracing import is_batched, is_unreadable
+from permutohedral.ops.tracing import is_batched, is_recorded
 
 # targets of a smaller mass, in units of one sample, are blended with linear interpolation
 LEAST_MASS = 0.1
@@ -107,7 +107,7 @@ class Interpolation:
 
     def add_to(self, means: Tensor, complete: Tensor, layout: Layout) -> Tensor:
         """Add the interpolation of maps `[..., channels, *coarse]` to `means [target rows, channels]`."""
-        if self.share.shape[1] > 1 or is_unreadable() or is_batched(self.share):
+        if self.share.shape[1] > 1 or is_recorded() or is_batched(self.share):
             # everywhere: the targets differ by channel or cannot be read
             return means + self.share * layout.to_rows(self.grids.interpolate(complete))
         rows, corners, weights = self.terms

@@ -15,7 +15,7 @@ from permutohedral.lattice.features import Sigma, check_channels_first, opponent
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_tensor
-from permutohedral.ops.tracing import is_batched, is_unreadable, plain_numbers, surely_all
+from permutohedral.ops.tracing import is_batched, is_recorded, plain_numbers, surely_all
 
 # default bandwidths over brightness and over color, for a guide with values in [0, 1]
 SIGMA_LUMA, SIGMA_CHROMA = 0.12, 0.05
@@ -127,7 +127,7 @@ def guide_and_sigma(
 def default_guide(guide: Tensor, spatial_dims: int) -> tuple[Tensor, list[float]]:
     """Return guide and bandwidths for a call without `sigma_color`; raise unless the guide is about in [0, 1]."""
     check_space(guide, spatial_dims)
-    if guide.numel() and not is_unreadable():
+    if guide.numel() and not is_recorded():
         with plain_numbers(guide.detach().abs().amax()) as largest:
             if float(largest.max()) > _LARGEST_GUIDE:
                 raise InputError(
@@ -191,10 +191,10 @@ def known_values(maps: Tensor, sample_weight: Tensor | None, spatial_dims: int) 
         unknown = unknown.any(dim=channels, keepdim=True)
     ones = (~unknown).to(accumulation_dtype(maps.dtype))
     weights = ones if weights is None else ones * weights
-    if not is_unreadable() and not surely_all((weights > 0).flatten(-spatial_dims).any(dim=-1)):
+    if not is_recorded() and not surely_all((weights > 0).flatten(-spatial_dims).any(dim=-1)):
         raise InputError("nothing is known: every sample of a channel of an item is NaN, or of sample_weight zero")
     maps = torch.where(unknown | (weights == 0), 0.0, maps)
-    if not is_unreadable() and not _all_finite(maps):
+    if not is_recorded() and not _all_finite(maps):
         raise InputError("values must be finite or NaN, which is unknown; got infinity")
     return maps, weights
 
@@ -207,7 +207,7 @@ def in_wider_dtype(guide: Tensor, maps: Tensor) -> Tensor:
 
 def _all_finite(maps: Tensor) -> bool:
     """Return whether all numbers are finite, or False where they cannot be read."""
-    if is_unreadable():
+    if is_recorded():
         return False
     with plain_numbers(maps.detach()) as numbers:
         # the sum is faster, and is finite except for numbers near the largest

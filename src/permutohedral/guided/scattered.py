@@ -10,7 +10,7 @@ from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.ops.tensors import check_features, check_tensor
-from permutohedral.ops.tracing import is_unreadable, surely_all
+from permutohedral.ops.tracing import is_recorded, surely_all
 
 # targets of a smaller mass, in units of one sample, take a wider Gaussian
 _LEAST_MASS = 1e-2
@@ -79,7 +79,7 @@ def _interpolate_alike(
     """Interpolate channels that are known at the same points."""
     unknown = values.isnan().any(dim=1)
     given = (~unknown).to(features.dtype) if sample_weight is None else torch.where(unknown, 0.0, sample_weight)
-    if not is_unreadable() and not bool((given > 0).any()):
+    if not is_recorded() and not bool((given > 0).any()):
         raise InputError("nothing is known: every value of a channel is NaN, or of weight zero")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
@@ -88,11 +88,11 @@ def _interpolate_alike(
     least = _LEAST_MASS * (given.sum() / (given > 0).sum()).detach()
     is_left, width = mass.detach() < least, 1.0
     for _ in range(_MOST_WIDENINGS):
-        if not is_unreadable() and not bool(is_left.any()):
+        if not is_recorded() and not bool(is_left.any()):
             break
         width *= 2
         # the number of targets of a traced graph is fixed
-        rows = torch.arange(len(targets), device=targets.device) if is_unreadable() else is_left.nonzero()[:, 0]
+        rows = torch.arange(len(targets), device=targets.device) if is_recorded() else is_left.nonzero()[:, 0]
         wider, near = gaussian_filter(
             known, features / width, targets.index_select(0, rows) / width, sample_weight=given, return_mass=True
         )

@@ -39,8 +39,8 @@ from permutohedral.ops import operators
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import (
+    is_recorded,
     is_transformed,
-    is_unreadable,
     surely_all,
     wants_gradient,
     with_storable_results,
@@ -232,7 +232,7 @@ class BilateralSolver:
         expected, device = [*layout.leading, layout.channels, *self.space], self._guide.device
         if list(start.shape) != expected or start.device != device:
             raise InputError(f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}")
-        if not is_unreadable() and not surely_all(start.isfinite()):
+        if not is_recorded() and not surely_all(start.isfinite()):
             raise InputError("start must be finite, got NaN or infinity; leave it out, or fill it")
 
     def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
@@ -255,7 +255,7 @@ class BilateralSolver:
             if self._items:
                 raise InputError("observe: positions belong to one image; pass a guide without batch axes")
             edges = torch.tensor(self.space, device=observe.device) - 0.5
-            if not is_unreadable() and not surely_all((observe >= -0.5) & (observe <= edges)):
+            if not is_recorded() and not surely_all((observe >= -0.5) & (observe <= edges)):
                 raise InputError(
                     f"observe: positions must lie in the image of {list(self.space)} pixels; leave out the others"
                 )
@@ -307,7 +307,7 @@ def _check_smoothness(smoothness: float | Tensor) -> float | Tensor:
         )
     smoothness = smoothness.reshape(())
     fits = (smoothness >= 0) & (smoothness < torch.inf)
-    if not is_unreadable() and not surely_all(fits):
+    if not is_recorded() and not surely_all(fits):
         raise InputError(f"smoothness must be finite and not negative, got {float(smoothness)}")
     return smoothness
 
@@ -363,7 +363,7 @@ class _System:
 
     def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
         """Solve for lattice values, each channel in its own units: squares of large numbers overflow."""
-        if not is_unreadable() and right.numel() == 0:
+        if not is_recorded() and right.numel() == 0:
             return start
         unit = right.abs().amax(dim=0, keepdim=True)
         unit = torch.where(unit > 0, unit, 1.0)

@@ -26,7 +26,7 @@ from permutohedral.guided.solver import BilateralSolver
 from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.features import Sigma
 from permutohedral.ops.tensors import check_count
-from permutohedral.ops.tracing import is_unreadable
+from permutohedral.ops.tracing import is_recorded
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
 
@@ -175,7 +175,7 @@ class Upsampler:
         many = (
             shared
             and layout.row_channels >= _FEWEST_CHANNELS
-            and not is_unreadable()
+            and not is_recorded()
             and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
         )
         complete = maps

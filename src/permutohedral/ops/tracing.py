@@ -66,14 +66,9 @@ def plain_numbers(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
-def is_unreadable() -> bool:
-    """Return whether torch records the call as a graph, so that numbers cannot be read."""
-    return is_recorded()
-
-
 def surely_all(answers: Tensor) -> bool:
     """Return whether all elements are true; False if they cannot be read."""
-    if is_unreadable():
+    if is_recorded():
         return False
     with plain_numbers(answers) as numbers:
         return bool(numbers.all())
