@@ -148,9 +148,9 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
         "2,147,483,647 taps",
     ),
     "too_many_channels_in_an_image": (
-        lambda: ph.nn.BilateralConv2d(64, 64),
+        lambda: ph.nn.BilateralConv2d(16, 32),
         ph.errors.NeighborhoodError,
-        "taps.*pass guide_channels",
+        "^guide_channels.*got 16.*pass guide_channels=3",
     ),
     "negative_halo": (lambda: lattice_of(5, 2, halo=-1), InputError, "halo.*-1"),
     "halo_of_a_fraction": (lambda: lattice_of(5, 2, halo=0.5), InputError, "halo.*0.5"),
@@ -311,21 +311,26 @@ FILTERS: dict[str, ErrorCase] = {
         "halo.*build_lattice",
     ),
     "channels_last": (lambda: ph.bilateral_filter(zeros(40, 50, 3), **SIGMAS), InputError, r"movedim\(-1, -3\)"),
-    "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), **SIGMAS), InputError, r"unsqueeze\(-3\)"),
+    "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), **SIGMAS), InputError, r"image\[None\]"),
     "integer_image": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), **SIGMAS),
         InputError,
-        "image must be floating, got torch.int16",
+        "image must be floating or uint8, got torch.int16.*image / 65535",
     ),
     "integer_guide": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.int16)),
         InputError,
-        "^guide must be floating, got torch.int16",
+        "^guide must be floating or uint8, got torch.int16",
     ),
     "gray_guide": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(4, 5)),
         InputError,
-        r"^guide must be.*guide.unsqueeze\(-3\)",
+        r"^guide must be.*guide\[None\]",
+    ),
+    "guide_with_its_channels_last": (
+        lambda: ph.bilateral_filter(zeros(3, 40, 50), **SIGMAS, guide=zeros(40, 50, 3)),
+        InputError,
+        "guide and image.*channels_last=True",
     ),
     "guide_of_another_dtype": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.float64)),

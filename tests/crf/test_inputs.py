@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "guide": (
         partial(ph.crf.bilateral_kernel, torch.rand(2, 3), sigma_space=1.0, sigma_color=1.0),
         InputError,
-        "guide must be.*unsqueeze",
+        r"guide must be.*guide\[None\]",
     ),
     "certainty": (partial(ph.crf.energies_from_labels, CLOUD.long(), 2, certainty=1.0), InputError, "between 0 and 1"),
     "float labels": (partial(ph.crf.energies_from_labels, CLOUD, 2, certainty=0.9), InputError, "integers"),

@@ -108,7 +108,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no channels": (PHOTO[..., 0], {"channels_last": True}, r"image has no axis of channels.*image\[\.\.\., None\]"),
     "integers": (PHOTO.astype(np.int32), {"channels_last": True}, "float"),
     "unsupported dtype": (PHOTO.astype(np.longdouble), {"channels_last": True}, "float32"),
-    "mask": (np.ma.masked_less(PHOTO / 255, 0.5), {"channels_last": True}, r"\.filled\(numpy\.nan\)"),
+    "mask": (np.ma.masked_less(PHOTO / 255, 0.5), {"channels_last": True}, r"sample_weight from ~array\.mask"),
     "guide": (PHOTO, {"channels_last": True, "guide": Image.fromarray(PHOTO)}, "guide must be.*got Image"),
 }
 

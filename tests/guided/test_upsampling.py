@@ -241,15 +241,19 @@ def test_keeps_16_bit_dtypes() -> None:
         ({"coarse": torch.zeros(3, 4)}, "channels before"),
         ({"coarse": torch.zeros(1, 3, 4, dtype=torch.int16)}, "floating"),
         ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
-        ({"guide": torch.zeros(64, 96, 3)}, "channels forward"),
+        ({"guide": torch.zeros(64, 96, 3)}, "^guide must be.*channels forward"),
         ({"guide": torch.zeros(3, 6, 8, dtype=torch.int16)}, "guide must be floating"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
         ({"coarse": torch.zeros(1, 6, 8), "guide": torch.zeros(1, 3, 4)}, "the coarse map first and the guide second"),
+        (
+            {"coarse": torch.zeros(3, 6, 8), "guide": torch.full((1, 3, 4), 5.0)},
+            "the coarse map first and the guide second",
+        ),
         ({"sample_weight": torch.zeros(3, 4)}, "nothing is known"),
         ({"sample_weight": torch.ones(6, 8)}, "sample_weight must be"),
         ({"num_iterations": -1}, "num_iterations"),
         ({"ridge": 0.0, "mode": "affine"}, "ridge"),
-        ({"coarse": np.ma.masked_less(np.arange(12.0).reshape(1, 3, 4), 5)}, "masks"),
+        ({"coarse": np.ma.masked_less(np.arange(12.0).reshape(1, 3, 4), 5)}, "masked arrays"),
         ({"guide": np.zeros((1, 6, 8), np.longdouble)}, "does not support arrays"),
         ({"spatial_dims": 0}, "spatial_dims"),
     ],
@@ -258,6 +262,12 @@ def test_rejects_mismatched_inputs(change: dict[str, Any], message: str) -> None
     arguments: dict[str, Any] = {"coarse": torch.zeros(1, 3, 4), "guide": torch.zeros(1, 6, 8)}
     with pytest.raises(ph.errors.InputError, match=message):
         ph.upsample(**{**arguments, **change})
+
+
+def test_warns_of_features_with_the_channels_last() -> None:
+    guide = torch.rand(3, 64, 80)
+    with pytest.warns(UserWarning, match="8 channels of 10 x 64.*channels_last=True"):
+        ph.upsample(torch.rand(8, 10, 64), guide, mode="gaussian")
 
 
 def test_upsampler_rejects_other_sizes() -> None:

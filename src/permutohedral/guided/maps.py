@@ -84,9 +84,9 @@ def check_space(guide: Tensor, spatial_dims: int) -> tuple[int, ...]:
     if guide.dim() <= spatial_dims:
         raise InputError(
             f"guide must have channels before {spatial_dims} axes of space, got {tuple(guide.shape)}; pass one without "
-            f"channels as guide.unsqueeze({-spatial_dims - 1})"
+            "channels as guide[None]"
         )
-    check_channels_first(guide, spatial_dims)
+    check_channels_first(guide, spatial_dims, "guide")
     return tuple(guide.shape[-spatial_dims:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -36,6 +37,8 @@ _DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "aff
 # limits of `Joint.mixture`: the most coarse samples of a window, and the fewest channels
 _MOST_SLOTS = 64
 _FEWEST_CHANNELS = 8
+# ratio of the scales along y and x at which maps with the channels last are suspected
+_MOST_DISTORTION = 4.0
 
 
 class Upsampler:
@@ -76,13 +79,13 @@ class Upsampler:
             raise InputError(f"mode must be one of {', '.join(map(repr, _DEFAULTS))}, got {mode!r}")
         self.mode: UpsamplingMode = mode
         self._guide = to_tensor(guide)
+        self.grids = Grids(tuple(size), check_space(self._guide, spatial_dims), sampling)
         if sigma_color is None:
             self._guide, sigma_color = default_guide(self._guide, spatial_dims)
         self._options: dict[str, Any] = {
             "size": size, "sigma_space": sigma_space, "sigma_color": sigma_color, "mode": mode, "sampling": sampling,
             "spatial_dims": spatial_dims, "origin": origin,
         }  # fmt: skip
-        self.grids = Grids(tuple(size), check_space(self._guide, spatial_dims), sampling)
         share, self._steps = _DEFAULTS[mode]
         sigma = default_sigma(self.grids, share) if sigma_space is None else sigma_space
         if mode == "solver":
@@ -219,6 +222,20 @@ def _in_units_of_mean(weights: Tensor, axes: int) -> Tensor:
     return relative * ((weights > 0).sum(dim=space, keepdim=True) / relative.sum(dim=space, keepdim=True))
 
 
+def _warn_of_last_channels(maps: Tensor, guide: Tensor) -> None:
+    """Warn about maps whose first axes, not the last, have the aspect ratio of the guide."""
+    if is_recorded() or maps.dim() < 3 or guide.dim() < 3 or 0 in maps.shape:
+        return
+    (first, second, third), (height, width) = maps.shape[-3:], guide.shape[-2:]
+    distortion = second / third * width / height
+    if abs(first / second * width / height - 1) < 0.1 and not 1 / _MOST_DISTORTION < distortion < _MOST_DISTORTION:
+        warnings.warn(
+            f"coarse {tuple(maps.shape)} is taken as {first} channels of {second} x {third}; if the channels are last, "
+            "pass channels_last=True, for the guide, too",
+            stacklevel=3,
+        )
+
+
 def upsample(
     coarse: Data,
     guide: Data,
@@ -272,9 +289,11 @@ def upsample(
     torch.Size([2, 384, 40, 50])
     """
     layout = ImageFormat(spatial_dims, channels_last)
-    maps = layout.read("coarse", coarse)
+    maps, guide_image = layout.read("coarse", coarse), layout.read("guide", guide)
+    if not channels_last:
+        _warn_of_last_channels(maps, guide_image)
     upsampler = Upsampler(
-        in_wider_dtype(layout.read("guide", guide), maps),
+        in_wider_dtype(guide_image, maps),
         tuple(maps.shape[-spatial_dims:]),
         sigma_space=sigma_space,
         sigma_color=sigma_color,

@@ -27,7 +27,7 @@ def to_tensor(data: Tensor | NDArray[Any]) -> Tensor:
     if not isinstance(data, np.ndarray):
         return data
     if np.ma.is_masked(data):
-        raise InputError("tensors have no masks: pass the array with .filled(numpy.nan), where NaN is unknown")
+        raise InputError("masked arrays are not supported; pass array.data, and sample_weight from ~array.mask")
     # torch supports neither negative strides nor foreign byte order, and warns about read-only memory
     plain = data.astype(data.dtype.newbyteorder("="), order="C", copy=not data.flags.writeable)
     try:
@@ -82,6 +82,11 @@ class ImageFormat:
         image = to_tensor(data)
         if image.dtype == torch.uint8:
             image = image / _WHITE
+        if not image.is_floating_point():
+            raise InputError(
+                f"{name} must be floating or uint8, got {data.dtype}; divide it by its white, for instance with "
+                f"{name} / 65535"
+            )
         if not self.channels_last:
             return image
         if image.dim() <= self.spatial_dims:

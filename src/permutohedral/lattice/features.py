@@ -229,7 +229,7 @@ def check_image(image: Tensor, spatial_dims: int = 2, name: str = "image") -> No
     if image.dim() <= spatial_dims:
         raise InputError(
             f"{name} must be [..., channels, {space_in_words(spatial_dims)}], got the shape {tuple(image.shape)}; "
-            f"give a gray image one channel with {name}.unsqueeze({-spatial_dims - 1})"
+            f"give a gray image one channel with {name}[None]"
         )
     if not image.dtype.is_floating_point:
         raise InputError(
@@ -263,7 +263,7 @@ def check_guide(guide: Tensor, image: Tensor, spatial_dims: int = 2) -> None:
     if guide.shape[-spatial_dims:] != image.shape[-spatial_dims:]:
         raise InputError(
             f"guide and image must have one {space_in_words(spatial_dims, ' and ')}, got {tuple(guide.shape)} "
-            f"and {tuple(image.shape)}"
+            f"and {tuple(image.shape)}; in both the channels are first, or last with channels_last=True"
         )
     items = guide.shape[: -spatial_dims - 1]
     if items and items != image.shape[: -spatial_dims - 1]:

@@ -26,6 +26,9 @@ from permutohedral.lattice.features import (
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
+# most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
+_MOST_OWN_CHANNELS = 9
+
 
 class BilateralFilter(nn.Module):
     """Bilateral filter as a layer, optionally with learned standard deviations.
@@ -139,29 +142,29 @@ class _BilateralConv(nn.Module):
     ) -> None:
         super().__init__()
         guides = in_channels if guide_channels is None else guide_channels
+        if guide_channels is None and in_channels > _MOST_OWN_CHANNELS and neighborhood_size:
+            raise NeighborhoodError(
+                f"guide_channels must be given for more than {_MOST_OWN_CHANNELS} in_channels, got {in_channels}: as "
+                f"its own guide, the image has {self.spatial_dims} + {in_channels} dimensions, and the number of taps "
+                "doubles with each; pass guide_channels=3, and a color image to forward"
+            )
         positive_numbers(sigma_space, "sigma_space", self.spatial_dims)
         positive_numbers(sigma_color, "sigma_color", guides)
         self.in_channels, self.guide_channels = in_channels, guide_channels
         self.sigma_space, self.sigma_color = sigma_space, sigma_color
-        try:
-            self.convolution = PermutohedralConv(
-                in_channels,
-                out_channels,
-                self.spatial_dims + guides,
-                neighborhood_size,
-                groups=groups,
-                bias=bias,
-                init=init,
-                normalization=normalization,
-                learn_sigma=learn_sigma,
-                device=device,
-                dtype=dtype,
-            )
-        except NeighborhoodError as error:
-            raise NeighborhoodError(
-                f"{error.message}. Here the dimension is {self.spatial_dims} + the channels of the guide: pass "
-                "guide_channels, and a guide of few channels to forward"
-            ) from error
+        self.convolution = PermutohedralConv(
+            in_channels,
+            out_channels,
+            self.spatial_dims + guides,
+            neighborhood_size,
+            groups=groups,
+            bias=bias,
+            init=init,
+            normalization=normalization,
+            learn_sigma=learn_sigma,
+            device=device,
+            dtype=dtype,
+        )
 
     def forward(
         self,
