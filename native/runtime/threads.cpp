@@ -181,11 +181,13 @@ private:
 // never destroyed: its threads wait for work until the process ends
 std::atomic<Pool*> shared_pool{nullptr};
 
+#if !defined(_WIN32)
 // In a forked child: it has none of the threads, and may have inherited locked mutexes, so it makes a new pool.
 void forget_pool() {
     shared_pool.store(nullptr, std::memory_order_relaxed);
     inside_task = false;
 }
+#endif
 
 Pool& pool() {
     Pool* existing = shared_pool.load(std::memory_order_acquire);

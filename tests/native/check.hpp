@@ -17,4 +17,5 @@ void test_dispatch();
 void test_digit_reduction();
 void test_key_packing();
 void test_cell_grid();
+void test_memory();
 void test_threads();

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
     } tests[] = {
         {"dispatch", test_dispatch},       {"digit_reduction", test_digit_reduction},
         {"key_packing", test_key_packing}, {"cell_grid", test_cell_grid},
-        {"threads", test_threads},
+        {"memory", test_memory},           {"threads", test_threads},
     };
     for (const auto& test : tests) {
         if (argc == 2 && std::strcmp(argv[1], test.name) == 0) {
