@@ -182,7 +182,7 @@ test-torch:  ## the operators and layers with the oldest torch, or with TESTED_T
 	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --quiet $(IN_PARALLEL) $(LIBRARY_TESTS)
 
 # other systems are built and tested where their compilers and emulators are found
-EMULATED := $(if $(shell command -v qemu-aarch64-static),arm64) $(if $(shell command -v wine64 wine),windows)
+EMULATED := $(if $(shell command -v qemu-aarch64-static),arm64) $(if $(shell PATH=$$PATH:/usr/lib/wine command -v wine64),windows)
 release-dry-run: $(STAMP) lint  ## build, check and test the distributions that can be built here, into dist/
 	PIP_OPTIONS='$(PIP_OPTIONS)' $(BIN)/python tools/release.py $(EMULATED)
 

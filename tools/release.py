@@ -17,7 +17,7 @@ DIST, BUILD = ROOT / "dist", ROOT / "build" / "release"
 # nothing of these belongs in an archive for users
 UNWANTED = ("results", "recipe", ".github", ".ci")
 # what the smoke tests need next to the package, from the same index options as all of make's
-PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
+PIP = ["-m", "pip", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input"]
 OPTIONS = os.environ.get("PIP_OPTIONS", "").split()
 PINNED = ["--constraint", str(ROOT / "constraints.txt")]
 
