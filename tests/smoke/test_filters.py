@@ -56,12 +56,12 @@ def filter_by_definition(values: Tensor, features: Tensor, weight: Tensor, targe
         for vertex, share in simplex(feature).items():
             splatted[vertex] = splatted.get(vertex, 0.0) + share * value
     offsets, result = taps(features.shape[1]), np.zeros((len(targets), weight.shape[2]))
-    for row, feature in zip(result, targets.numpy(), strict=True):
+    for row, feature in enumerate(targets.numpy()):
         for vertex, share in simplex(feature).items():
             for offset, matrix in zip(offsets, weight.numpy(), strict=True):
                 neighbor = tuple(a + b for a, b in zip(vertex, offset, strict=True))
                 if neighbor in splatted:
-                    row += share * splatted[neighbor] @ matrix
+                    result[row] += share * splatted[neighbor] @ matrix
     return result
 
 

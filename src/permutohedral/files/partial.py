@@ -7,7 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ _NOTES = ".permutohedral"
 class PartialStore:
     """Folder that becomes `target` once all of its parts are written.
 
-    >>> PartialStore(Path("out.zarr")).folder
-    PosixPath('out.zarr.unfinished')
+    >>> PartialStore(Path("out.zarr")).folder.name
+    'out.zarr.unfinished'
     """
 
     target: Path
@@ -52,7 +52,11 @@ class PartialStore:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            # elsewhere deleted before another process locks it; Windows deletes no open file
+            if os.name == "nt":
+                lock.release()
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
             lock.release()
 
     def begin(self, settings: Mapping[str, Any], resume: bool) -> Any:
@@ -105,8 +109,8 @@ class PartialStore:
         replaced = self.target.with_name(f"{self.target.name}.replaced.{os.getpid()}")
         try:
             if self.target.exists():
-                os.rename(self.target, replaced)
-            os.rename(self.folder, self.target)
+                os.replace(self.target, replaced)
+            os.replace(self.folder, self.target)
             shutil.rmtree(self.target / _NOTES)
             if replaced.exists():
                 shutil.rmtree(replaced)

@@ -238,20 +238,27 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
+    return max(0, min([_free_memory(), *_container_memory(), *_process_memory()])) + _kept_memory()
+
+
+def _free_memory() -> int:
+    """Return the free memory of the machine, or all of it on a Mac without psutil."""
+    if sys.platform == "win32":
+        import ctypes
+
+        # MEMORYSTATUSEX: two numbers of 32 bits, the first its size, and seven of 64 bits; the second is what is free
+        status = (ctypes.c_uint64 * 8)(64)
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+        return int(status[2])
+    with contextlib.suppress(OSError, KeyError, ValueError):
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        free = _physical_memory()
-    return max(0, min([free, *_container_memory(), *_process_memory()])) + _kept_memory()
-
-
-def _physical_memory() -> int:
-    """Return the memory of the machine; without a limit where the system does not report it, as on Windows."""
+        return int(fields["MemAvailable"].split()[0]) * 1024
     try:
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    except ImportError:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return sys.maxsize
 
 
 def _kept_memory() -> int:
