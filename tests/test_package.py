@@ -206,6 +206,7 @@ COMMANDS = {
     "ruff": ("Makefile", "ruff check"),
     "clang-format": ("Makefile", "clang-format"),
     "mypy": ("Makefile", "mypy"),
+    "check-jsonschema": ("Makefile", "check-jsonschema"),
     "pyright": ("tests/test_package.py", '"-m", "pyright"'),
 }
 
@@ -259,11 +260,35 @@ def test_extra_is_enough_for_its_commands(extra: str, patterns: list[str]) -> No
 
 
 def test_version_is_the_same_everywhere() -> None:
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert re.findall(r"^version: (.*)$", citation, flags=re.MULTILINE) == [ph.__version__]
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == ph.__version__
+    for name, pattern in {
+        "CITATION.cff": r"^version: (.*)$",
+        "CHANGELOG.md": r"^## (\S+)",
+        "recipe/recipe.yaml": r'^  version: "(.*)"$',
+    }.items():
+        found = re.findall(pattern, (ROOT / name).read_text(), flags=re.MULTILINE)
+        assert found[:1] == [ph.__version__], name
+
+
+def test_torch_bound_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (bound,) = (entry.removeprefix("torch>=") for entry in project["dependencies"] if entry.startswith("torch>="))
+    for name, sentence in {
+        "README.md": f"torch {bound} or newer",
+        "CHANGELOG.md": f"torch {bound} or newer",
+        "constraints.txt": f"torch >= {bound}\n",
+        "recipe/recipe.yaml": f"pytorch >={bound}\n",
+    }.items():
+        assert sentence in (ROOT / name).read_text(), name
+
+
+def test_addresses_are_those_of_the_project() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    names = ["README.md", "SECURITY.md", "CITATION.cff", "recipe/recipe.yaml", ".github/ISSUE_TEMPLATE/config.yml"]
+    ours = re.compile(r"https://(?:[\w.-]*github[\w.-]*|[\w.-]+\.readthedocs\.io)/[^\s)\"]*")
+    for name in names:
+        found = ours.findall((ROOT / name).read_text())
+        assert found, name
+        assert [url for url in found if not url.startswith((urls["Documentation"], urls["Repository"]))] == [], name
 
 
 def test_accuracy_page_shows_the_measured_figures() -> None:

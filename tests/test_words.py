@@ -17,7 +17,18 @@ FOLDERS = ("src", "native", "docs", "tests", "experiments", "benchmarks", "tools
 
 def test_no_word_of_the_old_dialect() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
-    files += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")]
+    files += [
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "SECURITY.md",
+            "Makefile",
+            "pyproject.toml",
+            "hubconf.py",
+        )
+    ]
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
         for path in files

@@ -14,10 +14,11 @@ import tables
 from typer.testing import CliRunner
 
 from permutohedral.cli.application import application
+from permutohedral.errors import DOCUMENTATION
 
 ROOT = readme.ROOT
 PAGES = [
-    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *readme.pages(),
     *sorted((ROOT / "docs" / "tutorials").glob("*.py")),
 ]
@@ -30,6 +31,12 @@ def test_snippets_run_one_after_another(tmp_path: Path, monkeypatch: pytest.Monk
     assert namespace["smooth"].shape == namespace["photo"].shape == (24, 32, 3)
     assert namespace["smooth"].dtype == np.uint8
     assert (tmp_path / "smooth.jpg").is_file()
+
+
+def test_links_of_the_readme_work_on_the_package_index() -> None:
+    links = re.findall(r"\]\(([^()\s]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 15
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_readme_is_short() -> None:
@@ -109,9 +116,14 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^()\s]+)\)", text):
         path, _, anchor = link.partition("#")
-        if "://" in link:
+        if path.startswith(DOCUMENTATION):
+            # the site has a page for each file, and its images in one folder
+            place = path.removeprefix(DOCUMENTATION).replace("_images/", "images/") or "index.html"
+            target = ROOT / "docs" / place.replace(".html", ".md")
+        elif "://" in link:
             continue
-        target = page.parent / path if path else page
+        else:
+            target = page.parent / path if path else page
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
 
