@@ -82,10 +82,10 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     return (gained - lost) / (d + 1) @ elevation_matrix(d, features.dtype, features.device)
 
 
-def _embed(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the simplex of each point, int32 `[2 d, points]`, and its barycentric weights `[points, d + 1]`.
+def _embed(features: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the simplex of each point, int32 `[1 + 2 d, points]`, and its barycentric weights `[points, d + 1]`.
 
-    The first d coordinates of cell and rank, which sum to known numbers, name a simplex.
+    A simplex has an item, and the first d coordinates of cell and rank; the last ones follow from their sums.
     """
     d = features.shape[1]
     cell, rank, delta = find_simplex(features)
@@ -93,7 +93,7 @@ def _embed(features: Tensor) -> tuple[Tensor, Tensor]:
     ascending = torch.empty_like(delta).scatter_(0, d - rank.long(), delta)
     barycentric = ascending - ascending.roll(1, dims=0)
     barycentric[0] += 1
-    return torch.cat([cell[:d].to(torch.int32), rank[:d]]), barycentric.clamp_min_(0).T
+    return torch.cat([item[None], cell[:d].to(torch.int32), rank[:d]]), barycentric.clamp_min_(0).T
 
 
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -102,16 +102,17 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     if batch is not None and batch.is_cuda:
         # those on the CPU have been checked
         check_items(batch)
-    simplices, barycentric = zip(*map(_embed, features.split(_POINTS_TOGETHER)), strict=True)
-    columns = torch.cat([item[None], torch.cat(simplices, dim=1)])
+    parts = map(_embed, features.split(_POINTS_TOGETHER), item.split(_POINTS_TOGETHER))
+    simplices, barycentric = zip(*parts, strict=True)
+    columns = torch.cat(simplices, dim=1)
     # points share simplices: number those first, then their corners
     example, simplex = _number_columns(columns)
-    item, cell, rank = columns.index_select(1, example)[:, None].split([1, d, d])
+    item, cell, rank = columns[:, None, example].split([1, d, d])
     # corner j lies j above the corner 0, and d+1 lower along the j coordinates of largest rank
     corner = torch.arange(d + 1, dtype=torch.int32, device=features.device)[:, None]
     keys = torch.cat([item.expand(-1, d + 1, -1), (cell - (rank > d - corner).int()) * (d + 1) + corner])
     unique_keys, inverse, table = index_keys(keys.flatten(1).T)
-    vertices = inverse.view(d + 1, -1).T.index_select(0, simplex)
+    vertices = inverse.view(d + 1, -1).T.contiguous().index_select(0, simplex)
     return unique_keys, vertices, torch.cat(barycentric), table
 
 
@@ -231,9 +232,14 @@ def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_poi
 
 
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
-    accumulated = barycentric.new_zeros(vertices.shape[0], lattice_values.shape[1])
-    for corner, weight in zip(vertices.long().T, barycentric.T, strict=True):
-        accumulated.addcmul_(weight[:, None], lattice_values.index_select(0, corner))
+    wide = lattice_values.to(barycentric.dtype)
+    if wide.is_cpu and wide.numel() > 0:
+        # the loop below in one pass, which other devices may not have
+        bags = torch.nn.functional.embedding_bag(vertices.long(), wide, mode="sum", per_sample_weights=barycentric)
+        return bags.to(lattice_values.dtype)
+    accumulated = wide.new_zeros(vertices.shape[0], wide.shape[1])
+    for corner, weight in zip(vertices.T, barycentric.T, strict=True):
+        accumulated.addcmul_(weight[:, None], wide.index_select(0, corner))
     return accumulated.to(lattice_values.dtype)
 
 
