@@ -207,9 +207,9 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     # several taps together if there are few targets, since the overhead of an operation dominates
     together = max(1, _ROWS_TOGETHER // max(1, targets))
     for part, taps in zip(neighbors.split(together), offsets.split(together), strict=True):
-        wanted = target_keys.T[:, None].repeat(1, len(taps), 1)
-        wanted[1:] += taps.T[:, :, None]
-        codes = _pack_columns(torch.cat([source_keys.T, wanted.flatten(1)], dim=1))
+        columns = torch.cat([source_keys.T, target_keys.T.repeat(1, len(taps))], dim=1)
+        columns[1:, sources:].unflatten(1, (len(taps), targets)).add_(taps.T[:, :, None])
+        codes = _pack_columns(columns)
         distinct, numbers = torch.unique(codes, return_inverse=True)
         source = neighbors.new_full(distinct.shape, -1)
         source[numbers[:sources]] = torch.arange(sources, dtype=torch.int32, device=device)
