@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
+
+# the examples of the native backend need the compiled core
+collect_ignore = [] if importlib.util.find_spec("permutohedral._native") else ["src/permutohedral/ops/native"]
 
 
 @pytest.fixture(autouse=True)

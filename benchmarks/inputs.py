@@ -126,10 +126,10 @@ def bilateral_problem(image: Tensor, sigmas: tuple[float, float], origin: str) -
     return FilterProblem(features, values, origin, image, sigmas)
 
 
-def large_photo(inputs: Inputs, sigmas: tuple[float, float]) -> FilterProblem:
-    """Return the middle square of the photo, resized to 1024 x 1024 pixels."""
+def large_photo(inputs: Inputs, sigmas: tuple[float, float], side: int = 1024) -> FilterProblem:
+    """Return the middle square of the photo, resized to `side` x `side` pixels."""
     pixels, origin = inputs.photo
-    return bilateral_problem(_resize(_crop(pixels, 1024, 1024), 1024, 1024), sigmas, origin)
+    return bilateral_problem(_resize(_crop(pixels, side, side), side, side), sigmas, origin)
 
 
 def gray_photo(inputs: Inputs) -> FilterProblem:

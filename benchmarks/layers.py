@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import permutohedral as ph
 from benchmarks.filters import problems_of
-from benchmarks.inputs import Inputs
+from benchmarks.inputs import FilterProblem, Inputs, large_photo, sphere_points
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload
 from experiments.quality import relative_error
 from permutohedral.models.lattice_unet import LatticeUNet
@@ -82,6 +82,32 @@ def _prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
 
     plain = contender(PLAIN_TORCH, "reference", "the reference backend of this package: gather and matrix product")
     return Prepared(contender(OURS, None), [plain], problem.origin)
+
+
+def _prepare_reference(inputs: Inputs, sigma_space: float | None, training: bool = False) -> Prepared:
+    """Filter a photo of 512 x 512 pixels, or run a layer on 20,000 points, on the chosen and the reference backend."""
+    if sigma_space is not None:
+        problems = large_photo(inputs, (sigma_space, 0.1), side=512).variants()
+    else:
+        problems = FilterProblem(sphere_points(20_000, 10.8), torch.randn(20_000, CHANNELS), "").variants()
+    layer = ph.nn.PermutohedralConv(CHANNELS, CHANNELS, 3)
+
+    def call(number: int) -> Any:
+        given = problems[number % len(problems)]
+        if given.image is not None:
+            return ph.bilateral_filter(given.image, sigma_space=given.sigmas[0], sigma_color=given.sigmas[1])
+        output = layer(given.values.requires_grad_(training), given.features)
+        return torch.autograd.grad(output.sum(), [given.values, *layer.parameters()]) if training else output
+
+    def contender(name: str, backend: str | None) -> Contender:
+        def run(number: int) -> Any:
+            with ph.backends.use(backend):
+                return call(number)
+
+        return Contender(name, run)
+
+    plain = contender(PLAIN_TORCH, "reference")
+    return Prepared(contender(OURS, None), [plain], problems[0].origin, num_inputs=len(problems))
 
 
 def _prepare_image_layer(
@@ -338,6 +364,15 @@ _ROWS: tuple[tuple[str, str, Callable[[Inputs], Prepared], str], ...] = (
 
 WORKLOADS = (
     *(Workload(name, summary, device, prepare) for name, device, prepare, summary in _ROWS),
+    *(
+        Workload(f"reference-{name}", f"{summary}, next to the reference backend", "cpu", prepare, optional=True)
+        for name, summary, prepare in (
+            ("8", "bilateral filter, 512 x 512 photo, 8 pixels / 0.1", partial(_prepare_reference, sigma_space=8.0)),
+            ("16", "the same with 16 pixels / 0.1", partial(_prepare_reference, sigma_space=16.0)),
+            ("forward", "layer 32 to 32 channels, 20,000 points", partial(_prepare_reference, sigma_space=None)),
+            ("step", "the same, with gradients", partial(_prepare_reference, sigma_space=None, training=True)),
+        )
+    ),
     *(
         Workload(
             f"C-{kind}-{name}",

@@ -162,7 +162,7 @@ def test_what_follows_a_value_does_not_leak(native: ModuleType, dtype: torch.dty
         assert filtered[1::2].isnan().all()
 
 
-def test_backend_reports_a_processor_without_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_reports_a_processor_without_avx2(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of instruction sets is replaced: no processor here lacks them."""
     monkeypatch.setattr("permutohedral._native.instruction_sets", list)
     reason = dispatch._native_available.__wrapped__()

@@ -56,15 +56,15 @@ def test_elevation(dimension: int) -> None:
 
 @pytest.mark.parametrize("dimension", [1, 3, 8])
 def test_find_simplex_names_the_corner_congruent_to_zero(dimension: int, random: np.random.Generator) -> None:
-    """The origin has coordinates divisible by d+1 and zero sum, and the ranks sort what remains."""
+    """The corner has coordinates divisible by d+1 and zero sum, and the ranks sort what remains."""
     features = to_tensor(random.normal(size=(50, dimension)) * 3)
-    origin, rank, delta = reference.find_simplex(features)
-    assert (origin % (dimension + 1) == 0).all()
-    assert (origin.sum(dim=1) == 0).all()
+    cell, rank, delta = (each.T for each in reference.find_simplex(features))
+    assert (cell == cell.round()).all()
+    assert (cell.sum(dim=1) == 0).all()
     assert (rank.sort(dim=1).values == torch.arange(dimension + 1, device=DEVICE)).all()
-    by_rank = torch.empty_like(delta).scatter_(1, rank, delta)
+    by_rank = torch.empty_like(delta).scatter_(1, rank.long(), delta)
     assert (by_rank[:, :-1] >= by_rank[:, 1:]).all()
     # inside the simplex the largest and the smallest lie at most one cell apart
     assert (by_rank[:, 0] - by_rank[:, -1] <= 1).all()
     y = to_numpy(features) @ oracle.elevation(dimension).T
-    assert_close(origin + (dimension + 1) * delta, y)
+    assert_close((dimension + 1) * (cell + delta), y)

@@ -248,10 +248,6 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
 
     Raises:
         BackendUnavailable: the backend has no color grid (see `has_color_grid`), or gradients are wanted.
-
-    >>> gray = torch.zeros(1, 1, 20, 30)
-    >>> sum_color_grid(gray, gray, (2.0, 2.0), find_axes(gray, [1.0])).shape
-    torch.Size([1, 2, 20, 30])
     """
     items, channels, height, width = values.shape
     if values.numel() == 0:

@@ -93,7 +93,7 @@ def forecast_memory(
 
     With `levels`, the bound is that of `build_pyramid` and one filter on its finest level. Nothing is allocated. The
     bounds are those of the native backend or, with `device="cuda"`, of the Triton one. Where the compiled core is not
-    installed they are those of the reference backend, which sorts the keys of all corners.
+    installed they are those of the reference backend, which sorts keys.
 
     Args:
         num_points: source and target points together.
@@ -137,7 +137,7 @@ def forecast_memory(
         lattice_points, neighbors, scratch = _gpu_tables(num_points, dimension, numbers, neighbors)
         # a failed first attempt leaves its simplices until the second one is done
         return MemoryForecast(levels * simplices, lattice_points, neighbors, scratch + simplices, values)
-    tables, scratch = _cpu_tables(num_points, dimension, numbers, ordered)
+    tables, scratch = _cpu_tables(num_points, dimension, numbers, neighbors, ordered)
     if not ordered:
         # simplices sorted by lattice point
         values += simplices + num_points * _INDEX_BYTES
@@ -151,12 +151,17 @@ def forecast_memory(
     )
 
 
-def _cpu_tables(num_points: int, dimension: int, numbers: Sequence[int], ordered: bool) -> tuple[int, int]:
+def _cpu_tables(
+    num_points: int, dimension: int, numbers: Sequence[int], neighbors: int, ordered: bool
+) -> tuple[int, int]:
     """Return the bytes of lookup tables and of temporary memory while a lattice is built on the CPU."""
     corners = num_points * (dimension + 1)
     if _compiled_core() is None:
-        # reference backend: for each corner its key as int64, twice, and eight more words while sorting
-        return 0, 8 * corners * (2 * (dimension + 1) + 8)
+        # reference backend: three keys of each corner, or one key and the words of sorting; the same for each lattice
+        # point and each neighbor along one tap
+        key, sorting = _INDEX_BYTES * (dimension + 1), 10 * 8
+        indexed = corners * (key + max(2 * key, sorting))
+        return 0, max(indexed, 2 * numbers[0] * (key + sorting) + neighbors)
     key_bytes = 8 * math.ceil((dimension + 1) * _KEY_BITS / 64)
     tables = sum(number * key_bytes + _TABLE_HEADER_BYTES * (dimension + 4) for number in numbers)
     # each chunk of points lists the keys that it touches; a small cache leaves out some of the repetitions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from permutohedral.ops.neighborhood import blur_gain
 # ranks below 2^31 and digits below 2^32 stay below it, too
 _CODE_LIMIT = 2**63
 # rows of the table of neighbors that are looked up together
-_ROWS_TOGETHER = 2**16
+_ROWS_TOGETHER = 2**18
+# points that are embedded together: their coordinates fit a processor's cache
+_POINTS_TOGETHER = 2**14
 # pairs of points, times d, that are computed together
 _PAIRS_AT_ONCE = 2**22
 
@@ -39,28 +42,28 @@ def elevation_matrix(dimension: int, dtype: torch.dtype, device: torch.device) -
 
 
 def find_simplex(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the simplex around each point.
+    """Find the simplex around each point, one column for each point.
 
     Returns:
-        origin: float `[points, d + 1]`, the corner congruent to 0 modulo d+1.
-        rank: int64 `[points, d + 1]`, the position of each coordinate when those of y - origin are
-            sorted in descending order; it names the simplex among those that share the origin.
-        delta: float `[points, d + 1]`, (y - origin) / (d+1).
+        cell: float `[d + 1, points]`, the corner congruent to 0 modulo d+1, divided by d+1.
+        rank: int32 `[d + 1, points]`, the position of each coordinate when those of y - (d+1) cell are
+            sorted in descending order; it names the simplex among those that share the cell.
+        delta: float `[d + 1, points]`, y / (d+1) - cell.
     """
-    points, d = features.shape
-    y = features @ elevation_matrix(d, features.dtype, features.device).T
+    d = features.shape[1]
+    y = elevation_matrix(d, features.dtype, features.device) @ features.T
     _check_range(features, y)
-    rounded = torch.round(y / (d + 1))
-    excess = rounded.sum(dim=1, keepdim=True).to(torch.int64)
-    order = torch.argsort(y - rounded * (d + 1), dim=1, descending=True, stable=True)
-    rank = torch.empty_like(order)
-    rank.scatter_(1, order, torch.arange(d + 1, device=features.device).expand(points, -1))
+    cell = torch.round(y / (d + 1))
+    rest = y - cell * (d + 1)
+    # a comparison of all pairs is faster than a sort of so few; the first of two equal coordinates comes first
+    rank = cell.sum(dim=0).to(torch.int32).repeat(d + 1, 1)
+    for i in range(1, d + 1):
+        is_ahead = rest[:i] >= rest[i]
+        rank[i] += is_ahead.sum(dim=0, dtype=torch.int32)
+        rank[:i] += ~is_ahead
     # rounding may leave the plane: move the coordinates of extreme rank back by one cell
-    rank = rank + excess
-    cell = (rank < 0).to(torch.int64) - (rank > d).to(torch.int64)
-    rank = rank + cell * (d + 1)
-    origin = (rounded + cell) * (d + 1)
-    return origin, rank, (y - origin) / (d + 1)
+    step = (rank < 0).to(torch.int32) - (rank > d).to(torch.int32)
+    return cell + step, rank + step * (d + 1), rest / (d + 1) - step
 
 
 def _check_range(features: Tensor, elevated: Tensor) -> None:
@@ -70,69 +73,80 @@ def _check_range(features: Tensor, elevated: Tensor) -> None:
     raise range_error(features, limit)
 
 
-def embed(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys without item int32 `[points, d + 1, d]`, and barycentric weights `[points, d + 1]`."""
-    d = features.shape[1]
-    origin, rank, delta = find_simplex(features)
-    corner = torch.arange(d + 1, device=features.device)
-    # corner j lies j above the origin, and d+1 lower along the j coordinates of largest rank
-    step = corner[:, None] - (d + 1) * (rank[:, None, :] > d - corner[:, None])
-    keys = origin.to(torch.int32)[:, None, :d] + step[:, :, :d].to(torch.int32)
-    # with delta_(r) the coordinate of rank r: b_j = delta_(d-j) - delta_(d-j+1), and b_0 = 1 + delta_(d) - delta_(0)
-    ascending = torch.empty_like(delta).scatter_(1, d - rank, delta)
-    barycentric = ascending - ascending.roll(1, dims=1)
-    barycentric[:, 0] += 1
-    return keys, barycentric.clamp_min(0)
-
-
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     d = features.shape[1]
-    _, rank, _ = find_simplex(features)
+    rank = find_simplex(features)[1].T.long()
     # the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
     gained = barycentric_gradient.gather(1, d - rank)
     lost = barycentric_gradient.gather(1, (d + 1 - rank) % (d + 1))
     return (gained - lost) / (d + 1) @ elevation_matrix(d, features.dtype, features.device)
 
 
+def _embed(features: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the simplex of each point, int32 `[1 + 2 d, points]`, and its barycentric weights `[points, d + 1]`.
+
+    A simplex has an item, and the first d coordinates of cell and rank; the last ones follow from their sums.
+    """
+    d = features.shape[1]
+    cell, rank, delta = find_simplex(features)
+    # with delta_(r) the coordinate of rank r: b_j = delta_(d-j) - delta_(d-j+1), and b_0 = 1 + delta_(d) - delta_(0)
+    ascending = torch.empty_like(delta).scatter_(0, d - rank.long(), delta)
+    barycentric = ascending - ascending.roll(1, dims=0)
+    barycentric[0] += 1
+    return torch.cat([item[None], cell[:d].to(torch.int32), rank[:d]]), barycentric.clamp_min_(0).T
+
+
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     points, d = features.shape
-    keys, barycentric = embed(features)
     item = torch.zeros(points, dtype=torch.int32, device=features.device) if batch is None else batch
     if batch is not None and batch.is_cuda:
         # those on the CPU have been checked
         check_items(batch)
-    keys = torch.cat([item[:, None, None].expand(-1, d + 1, 1), keys], dim=2)
-    unique_keys, inverse, table = index_keys(keys.reshape(-1, d + 1))
-    return unique_keys, inverse.view(points, d + 1), barycentric, table
+    parts = map(_embed, features.split(_POINTS_TOGETHER), item.split(_POINTS_TOGETHER))
+    simplices, barycentric = zip(*parts, strict=True)
+    columns = torch.cat(simplices, dim=1)
+    # points share simplices: number those first, then their corners
+    example, simplex = _number_columns(columns)
+    item, cell, rank = columns[:, None, example].split([1, d, d])
+    # corner j lies j above the corner 0, and d+1 lower along the j coordinates of largest rank
+    corner = torch.arange(d + 1, dtype=torch.int32, device=features.device)[:, None]
+    keys = torch.cat([item.expand(-1, d + 1, -1), (cell - (rank > d - corner).int()) * (d + 1) + corner])
+    unique_keys, inverse, table = index_keys(keys.flatten(1).T)
+    vertices = inverse.view(d + 1, -1).T.contiguous().index_select(0, simplex)
+    return unique_keys, vertices, torch.cat(barycentric), table
 
 
-def _number_rows(keys: Tensor) -> tuple[int, Tensor]:
-    """Return the number of distinct rows of int64 `keys [rows, columns]`, and the rank of each row.
+def _pack_columns(columns: Tensor) -> Tensor:
+    """Return one int64 for each column of int32 `columns [digits, n]`, in their lexicographic order.
 
-    As many columns as fit are digits of one integer; then its rank stands for them.
+    As many digits as fit make one integer; then its rank stands for them.
     """
-    digits = keys - keys.amin(dim=0)
-    extents = (digits.amax(dim=0) + 1).tolist()
-    codes, span = torch.zeros_like(digits[:, 0]), 1
-    for column, extent in zip(digits.T, extents, strict=True):
+    codes, span = torch.zeros(columns.shape[1], dtype=torch.int64, device=columns.device), 1
+    lows, highs = columns.amin(dim=1).tolist(), columns.amax(dim=1).tolist()
+    for digits, low, high in zip(columns, lows, highs, strict=True):
+        extent = high - low + 1
         if span * extent >= _CODE_LIMIT:
             distinct, codes = torch.unique(codes, return_inverse=True)
             span = distinct.numel()
-        codes, span = codes * extent + column, span * extent
-    distinct, ranks = torch.unique(codes, return_inverse=True)
-    return distinct.numel(), ranks
+        codes, span = digits.long().sub_(low).add_(codes, alpha=extent), span * extent
+    return codes
+
+
+def _number_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place of one column of each value in `columns [digits, n]`, and the number of each column."""
+    if columns.shape[1] == 0:
+        return (torch.empty(0, dtype=torch.int64, device=columns.device),) * 2
+    distinct, numbers = torch.unique(_pack_columns(columns), return_inverse=True)
+    places = torch.empty_like(distinct)
+    places[numbers] = torch.arange(len(numbers), device=numbers.device)
+    return places, numbers
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    table = torch.empty(0, dtype=torch.int64, device=keys.device)
-    if keys.shape[0] == 0:
-        return keys.clone(), torch.empty(0, dtype=torch.int32, device=keys.device), table
-    number, inverse = _number_rows(keys.long())
-    if number >= 2**31:
+    example, inverse = _number_columns(keys.T)
+    if len(example) >= 2**31:
         raise InputError("more than 2^31 lattice points: split the points into batches")
-    unique_keys = keys.new_empty(number, keys.shape[1])
-    unique_keys[inverse] = keys
-    return unique_keys, inverse.to(torch.int32), table
+    return keys[example], inverse.to(torch.int32), torch.empty(0, dtype=torch.int64, device=keys.device)
 
 
 def parent_keys(keys: Tensor) -> Tensor:
@@ -192,13 +206,14 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
         return neighbors
     # several taps together if there are few targets, since the overhead of an operation dominates
     together = max(1, _ROWS_TOGETHER // max(1, targets))
-    for part, taps in zip(neighbors.split(together), offsets.long().split(together), strict=True):
-        wanted = target_keys.long().repeat(len(taps), 1)
-        wanted[:, 1:] += taps.repeat_interleave(targets, dim=0)
-        number, ranks = _number_rows(torch.cat([source_keys.long(), wanted]))
-        source_of_rank = torch.full((number,), -1, dtype=torch.int32, device=device)
-        source_of_rank[ranks[:sources]] = torch.arange(sources, dtype=torch.int32, device=device)
-        part.copy_(source_of_rank[ranks[sources:]].view_as(part))
+    for part, taps in zip(neighbors.split(together), offsets.split(together), strict=True):
+        columns = torch.cat([source_keys.T, target_keys.T.repeat(1, len(taps))], dim=1)
+        columns[1:, sources:].unflatten(1, (len(taps), targets)).add_(taps.T[:, :, None])
+        codes = _pack_columns(columns)
+        distinct, numbers = torch.unique(codes, return_inverse=True)
+        source = neighbors.new_full(distinct.shape, -1)
+        source[numbers[:sources]] = torch.arange(sources, dtype=torch.int32, device=device)
+        part.copy_(source[numbers[sources:]].view_as(part))
     return neighbors
 
 
@@ -217,22 +232,29 @@ def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_poi
 
 
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
-    accumulated = barycentric.new_zeros(vertices.shape[0], lattice_values.shape[1])
-    for corner, weight in zip(vertices.long().T, barycentric.T, strict=True):
-        accumulated += weight[:, None] * lattice_values[corner]
+    wide = lattice_values.to(barycentric.dtype)
+    if wide.is_cpu and wide.numel() > 0:
+        # the loop below in one pass, which other devices may not have
+        bags = torch.nn.functional.embedding_bag(vertices.long(), wide, mode="sum", per_sample_weights=barycentric)
+        return bags.to(lattice_values.dtype)
+    accumulated = wide.new_zeros(vertices.shape[0], wide.shape[1])
+    for corner, weight in zip(vertices.T, barycentric.T, strict=True):
+        accumulated.addcmul_(weight[:, None], wide.index_select(0, corner))
     return accumulated.to(lattice_values.dtype)
 
 
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     dtype = accumulation_dtype(values.dtype)
     values, lattice_values = values.to(dtype), lattice_values.to(dtype)
-    return torch.stack([(values * lattice_values[corner]).sum(dim=1) for corner in vertices.long().T], dim=1)
+    corners = (lattice_values.index_select(0, corner) for corner in vertices.T)
+    return torch.stack([(values * each).sum(dim=1) for each in corners], dim=1)
 
 
-def _with_zero_row(lattice_values: Tensor) -> Tensor:
-    """Append the row that index -1, a missing neighbor, reads."""
-    padded = torch.cat([lattice_values, lattice_values.new_zeros(1, lattice_values.shape[1])])
-    return padded.to(accumulation_dtype(lattice_values.dtype))
+def _gather(lattice_values: Tensor, neighbors: Tensor) -> Iterator[Tensor]:
+    """Yield the rows of `lattice_values` that each row of `neighbors` names, zero where a neighbor is missing."""
+    zero = lattice_values.new_zeros(1, lattice_values.shape[1])
+    padded = torch.cat([zero, lattice_values]).to(accumulation_dtype(lattice_values.dtype))
+    return (padded.index_select(0, rows) for rows in neighbors + 1)
 
 
 def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
@@ -249,27 +271,26 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
-    grouped_weight = weight.to(padded.dtype).unflatten(2, (groups, -1))
-    output: Tensor = padded.new_zeros(neighbors.shape[1], groups, grouped_weight.shape[3])
-    for tap, rows in enumerate(neighbors.long()):
-        output += torch.einsum("vgi,igo->vgo", padded[rows], grouped_weight[tap])
+    taps = weight.to(accumulation_dtype(weight.dtype)).unflatten(2, (groups, -1))
+    output: Tensor = taps.new_zeros(neighbors.shape[1], groups, taps.shape[3])
+    for values, tap in zip(_gather(lattice_values, neighbors), taps, strict=True):
+        output += torch.einsum("vgi,igo->vgo", values.unflatten(1, (groups, -1)), tap)
     return output.flatten(1).to(lattice_values.dtype)
 
 
 def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
-    gradient = output_gradient.to(padded.dtype).unflatten(1, (groups, -1))
-    taps = [torch.einsum("vgi,vgo->igo", padded[rows], gradient).flatten(1) for rows in neighbors.long()]
-    return torch.stack(taps).to(lattice_values.dtype)
+    gradient = output_gradient.to(accumulation_dtype(lattice_values.dtype)).unflatten(1, (groups, -1))
+    taps = (values.unflatten(1, (groups, -1)) for values in _gather(lattice_values, neighbors))
+    gradients = [torch.einsum("vgi,vgo->igo", values, gradient).flatten(1) for values in taps]
+    return torch.stack(gradients).to(lattice_values.dtype)
 
 
 def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
     blurred = lattice_values.to(accumulation_dtype(lattice_values.dtype))
-    axes = list(zip(axis_neighbors[0::2].long(), axis_neighbors[1::2].long(), strict=True))
-    for ahead, behind in reversed(axes) if reverse else axes:
-        padded = _with_zero_row(blurred)
-        blurred = blurred + 0.5 * (padded[ahead] + padded[behind])
+    axes = axis_neighbors.unflatten(0, (-1, 2))
+    for axis in axes.flip(0) if reverse else axes:
+        ahead, behind = _gather(blurred, axis)
+        blurred = blurred + 0.5 * (ahead + behind)
     return blurred.to(lattice_values.dtype)
 
 
