@@ -17,7 +17,7 @@ from permutohedral.compat.pydensecrf import densecrf as dcrf
 from permutohedral.compat.pydensecrf import eigen
 from permutohedral.errors import InputError
 
-RECORDED = np.load(Path(__file__).parent / "recorded.npz")
+RECORDED = np.load(Path(__file__).parent / "pydensecrf.npz")
 PIXELS = WIDTH * HEIGHT
 
 

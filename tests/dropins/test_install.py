@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
-
 INSTALL = "import permutohedral as ph; ph.compat.install"
 
 

@@ -34,6 +34,9 @@ _DROP_INS = {
         "pydensecrf.utils": "pydensecrf.utils",
     },
     "simplecrf": {"denseCRF": "simplecrf.denseCRF", "denseCRF3D": "simplecrf.denseCRF3D"},
+    "bilateralfilter": {"bilateralfilter": "bilateralfilter"},
+    "bilateral_solver": {"bilateral_solver": "bilateral_solver"},
+    "monai": {"monai.networks.layers.filtering": "monai", "monai.networks.blocks.crf": "monai"},
 }
 # Variables that processes started by this one inherit. The first lists drop-ins for workers/sitecustomize.py.
 _NAMES_VARIABLE, _DEVICE_VARIABLE = "PERMUTOHEDRAL_COMPAT", "PERMUTOHEDRAL_DEVICE"
@@ -44,7 +47,7 @@ def install(*names: str, device: str | torch.device | None = None) -> None:
     """Make imports of other libraries find the drop-ins, also in processes started later.
 
     Args:
-        names: "pydensecrf", "simplecrf"; default: all.
+        names: "pydensecrf", "simplecrf", "bilateralfilter", "bilateral_solver", "monai"; default: all.
         device: torch device of the computations, such as "cuda"; default: the environment variable
             PERMUTOHEDRAL_DEVICE, or "cpu". Arguments and results stay NumPy arrays.
 
