@@ -21,7 +21,8 @@ def photo(height: int = HEIGHT, width: int = WIDTH, seed: int = 0) -> NDArray[np
     y, x = np.indices((height, width)) / max(height, width)
     waves = [np.sin(random.uniform(3, 9) * x + random.uniform(3, 9) * y + phase) for phase in range(3)]
     smooth = 128 + 60 * np.stack(waves, axis=-1) + 50 * ((x - 0.5) ** 2 + (y - 0.4) ** 2 < 0.06)[..., None]
-    return (smooth + random.normal(0, 4, smooth.shape)).clip(0, 255).astype(np.uint8)
+    image: NDArray[np.uint8] = (smooth + random.normal(0, 4, smooth.shape)).clip(0, 255).astype(np.uint8)
+    return image
 
 
 def scores(labels: int, space: tuple[int, ...] = (HEIGHT, WIDTH), seed: int = 1) -> NDArray[np.float64]:

@@ -24,7 +24,8 @@ def test_agrees_with_recorded_results(name: str, tmp_path: Path) -> None:
     soft, binary = bilateral_solver_output(
         str(tmp_path / "photo.png"), mask(), sigma_spatial=space, sigma_luma=luma, sigma_chroma=chroma
     )
-    assert (soft.dtype, binary.dtype) == (np.float64, bool)
+    assert soft.dtype == np.float64
+    assert binary.dtype == np.bool_
     np.testing.assert_allclose(soft, RECORDED[f"{name}, soft"], rtol=1e-3)
     assert (binary == RECORDED[f"{name}, binary"]).mean() >= 0.9999
     again = bilateral_solver_output(None, mask().astype(np.uint8), *SOLVES[name], img=Image.fromarray(photo()))

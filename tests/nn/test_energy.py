@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import permutohedral as ph
 from permutohedral.compat.bilateralfilter import bilateralfilter_batch
 
-SIGMAS = {"sigma_space": 20.0, "sigma_color": 30.0}
+SIGMAS: dict[str, Any] = {"sigma_space": 20.0, "sigma_color": 30.0}
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -116,7 +116,7 @@ class _TrainableFilter(nn.Module):
         if axes != self.len_spatial_sigma:
             raise InputError(f"input_tensor must have {self.len_spatial_sigma} axes of space, got {axes}")
         sigmas = torch.stack((self.sigma_x, self.sigma_y, self.sigma_z)[:axes]).to(image)
-        halves = tuple(max(_half_window(float(sigma)), 2) for sigma in sigmas)
+        halves = tuple(max(_half_window(sigma), 2) for sigma in sigmas.tolist())
         borders = [border for half in reversed(halves) for border in (half, half)]
         inside = pad(image.new_ones(1, 1, *image.shape[2:]), borders)
         return _sum_windows(
