@@ -6,19 +6,17 @@
     python tools/record_drop_ins.py monai MONAI             # checkout of MONAI; needs g++ and torch
     python tools/record_drop_ins.py measure                 # compares pydensecrf2 with the drop-in on 375 x 500 pixels
 
-The originals are built in a temporary folder. Only `measure` needs this package.
+The originals are built in a temporary folder. `bilateralfilter` and `measure` need this package.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import dropin_cases as cases  # noqa: E402
 import pydensecrf_cases  # noqa: E402
@@ -34,12 +32,6 @@ import pydensecrf_cases  # noqa: E402
 # marginals are stored in 16 bits
 STEPS = 65535
 
-RLOSS_INTERFACE = """
-#include "bilateralfilter.hpp"
-extern "C" void run(float* images, float* ins, float* outs, int N, int K, int H, int W, float rgb, float xy) {
-    bilateralfilter_batch(images, N * 3 * H * W, ins, N * K * H * W, outs, N * K * H * W, N, K, H, W, rgb, xy);
-}
-"""
 MONAI_INTERFACE = """
 #include <torch/extension.h>
 #include "filtering/filtering.h"
@@ -69,29 +61,15 @@ def pydensecrf() -> cases.Library:
     return cases.Library(importlib.import_module("pydensecrf.densecrf"), importlib.import_module("pydensecrf.utils"))
 
 
-@contextmanager
-def build_rloss(checkout: str) -> Iterator[Callable[..., None]]:
-    """Compile rloss's filter, and yield `bilateralfilter_batch` without SWIG."""
-    source = Path(checkout) / "pytorch" / "wrapper" / "bilateralfilter"
-    with tempfile.TemporaryDirectory() as folder:
-        interface, library = Path(folder, "interface.cpp"), Path(folder, "library.so")
-        interface.write_text(RLOSS_INTERFACE)
-        files = [interface, source / "bilateralfilter.cpp", source / "permutohedral.cpp"]
-        compile_library(library, *files, f"-I{source}", "-fopenmp", "-O3")
-        function = ctypes.CDLL(str(library)).run
-        buffer = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
-        function.argtypes, function.restype = [buffer] * 3 + [ctypes.c_int] * 4 + [ctypes.c_float] * 2, None
-        yield function
-
-
 def record_bilateralfilter(checkout: str) -> Table:
     """Filter the planes."""
-    table = {}
-    with build_rloss(checkout) as bilateralfilter_batch:
-        for name, planes in cases.PLANES.items():
-            images, ins = planes.buffers()
-            table[name] = np.zeros_like(ins)
-            bilateralfilter_batch(images, ins, table[name], *planes)
+    from benchmarks.drop_ins import build_rloss
+
+    table, bilateralfilter_batch = {}, build_rloss(checkout)
+    for name, planes in cases.PLANES.items():
+        images, ins = planes.buffers()
+        table[name] = np.zeros_like(ins)
+        bilateralfilter_batch(images, ins, table[name], *planes)
     return table
 
 
