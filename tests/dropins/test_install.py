@@ -25,6 +25,9 @@ import sys
 import pydensecrf.densecrf as dcrf
 from pydensecrf.utils import unary_from_labels
 import pydensecrf.eigen, pydensecrf, denseCRF, denseCRF3D
+ph.compat.install("bilateralfilter", "bilateral_solver")
+from bilateralfilter import bilateralfilter, bilateralfilter_batch
+from bilateral_solver import bilateral_solver_output, BilateralSolver, BilateralGrid
 assert pydensecrf.densecrf is dcrf is sys.modules["pydensecrf.densecrf"]
 assert "torch" not in sys.modules
 print(dcrf.DenseCRF(3, 2).inference(1).shape, unary_from_labels.__module__, denseCRF.__name__)"""
@@ -32,6 +35,24 @@ print(dcrf.DenseCRF(3, 2).inference(1).shape, unary_from_labels.__module__, dens
     assert found.stdout.strip() == (
         "(2, 3) permutohedral.compat.pydensecrf.utils permutohedral.compat.simplecrf.denseCRF"
     ), found.stderr
+
+
+def test_layers_of_monai_are_replaced_in_its_package(tmp_path: Path) -> None:
+    """MONAI itself stays: its packages re-export the layers from the modules that are replaced."""
+    files = {"layers/filtering": "raise ImportError('built with BUILD_MONAI=1')", "blocks/crf": "raise ImportError"}
+    files |= {"layers/__init__": "from .filtering import *", "blocks/__init__": "from .crf import CRF", "__init__": ""}
+    for name, text in files.items():
+        path = tmp_path / "monai" / "networks" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    program = f"""{INSTALL}("monai")
+from monai.networks.layers import BilateralFilter, PHLFilter, TrainableBilateralFilter, TrainableJointBilateralFilter
+from monai.networks.blocks import CRF
+from monai.networks.layers.filtering import PHLFilter as again
+assert again is PHLFilter
+print(BilateralFilter.__module__, CRF.__module__)"""
+    found = run("-c", program, cwd=tmp_path)
+    assert found.stdout.split() == ["permutohedral.compat.monai"] * 2, found.stderr
 
 
 @pytest.mark.parametrize(
