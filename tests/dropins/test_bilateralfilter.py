@@ -52,6 +52,15 @@ def test_result_may_replace_the_input() -> None:
     np.testing.assert_allclose(ins, RECORDED["rloss"], rtol=1e-3)
 
 
+def test_result_may_overlap_the_input() -> None:
+    """The result of the first image covers the beginning of the second."""
+    planes = PLANES["AFA, ToCo"]
+    images, ins = planes.buffers()
+    shared = np.concatenate([ins, np.zeros(50, np.float32)])
+    bilateralfilter_batch(images, shared[:-50], shared[50:], *planes)
+    np.testing.assert_allclose(shared[50:], RECORDED["AFA, ToCo"], rtol=1e-3)
+
+
 Arguments = dict[str, Any]
 
 

@@ -54,11 +54,12 @@ def install(*names: str, device: str | torch.device | None = None) -> None:
     Raises:
         InputError: a name is unknown, the original is already imported, or the device does not exist.
 
-    >>> import permutohedral as ph
-    >>> ph.compat.install("pydensecrf")
-    >>> import pydensecrf.densecrf as dcrf
-    >>> dcrf.__name__
-    'permutohedral.compat.pydensecrf.densecrf'
+    Example, which changes the process and is not run by the tests:
+
+        import permutohedral as ph
+
+        ph.compat.install("pydensecrf", device="cuda")
+        import pydensecrf.densecrf as dcrf  # permutohedral.compat.pydensecrf.densecrf
     """
     names = names or tuple(_DROP_INS)
     wanted: dict[str, str] = {}

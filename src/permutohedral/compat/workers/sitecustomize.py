@@ -8,17 +8,18 @@ import importlib
 import os
 import sys
 
-_folder = os.path.dirname(__file__)
-sys.path[:] = [path for path in sys.path if path != _folder]
-_this = sys.modules.pop(__name__)
-try:
-    importlib.import_module(__name__)
-except ModuleNotFoundError:
-    sys.modules[__name__] = _this
-try:
-    from permutohedral.compat import install
-except ModuleNotFoundError:
-    # another interpreter, without this package
-    pass
-else:
-    install(*filter(None, os.environ.get("PERMUTOHEDRAL_COMPAT", "").split(",")))
+if __name__ == "sitecustomize":
+    _folder = os.path.dirname(__file__)
+    sys.path[:] = [path for path in sys.path if path != _folder]
+    _this = sys.modules.pop(__name__)
+    try:
+        importlib.import_module(__name__)
+    except ModuleNotFoundError:
+        sys.modules[__name__] = _this
+    try:
+        from permutohedral.compat import install
+    except ModuleNotFoundError:
+        # another interpreter, without this package
+        pass
+    else:
+        install(*filter(None, os.environ.get("PERMUTOHEDRAL_COMPAT", "").split(",")))
