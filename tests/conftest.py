@@ -30,7 +30,7 @@ MARKS = {
         ),
     ),
     "process": (
-        *("cli/test_application.py", "cli/test_start.py", "dask_arrays/test_cluster.py", "dropins/test_densecrf.py"),
+        *("cli/test_application.py", "cli/test_start.py", "dask_arrays/test_cluster.py", "dropins/test_install.py"),
         *("files/test_tiles.py", "native", "ops/test_native_memory.py", "ops/test_threads.py"),
         *("reliability/test_interruption.py", "reliability/test_memory.py"),
     ),

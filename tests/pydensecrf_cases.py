@@ -1,6 +1,6 @@
 """Seeded fields that pydensecrf and the drop-in both solve. Imports nothing of the package.
 
-`tools/record_pydensecrf.py` ran them with pydensecrf2 and wrote `dropins/recorded.npz`.
+`tools/record_drop_ins.py` ran them with pydensecrf2 and wrote `dropins/pydensecrf.npz`.
 """
 
 from __future__ import annotations

@@ -81,6 +81,11 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
             (image(3, 5, 6), image(2, 5, 6)),
             (),
         ),
+        "DenseEnergyLoss": (
+            ph.nn.DenseEnergyLoss(sigma_space=2.0, sigma_color=0.5, weight=1.0),
+            (image(2, 3, 6, 8), image(2, 2, 6, 8)),
+            (),
+        ),
         "BilateralUpsample2d": (
             ph.nn.BilateralUpsample2d(1, 1, sigma_color=0.5, learn_sigma=True),
             (image(1, 1, 2, 3), image(1, 1, 6, 9)),

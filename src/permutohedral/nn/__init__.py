@@ -8,6 +8,7 @@ from permutohedral.nn.bilateral import (
 )
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.nn.crf import DenseCRF
+from permutohedral.nn.energy import DenseEnergyLoss
 from permutohedral.nn.gaussian import GaussianFilter
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems
 from permutohedral.nn.guided import BilateralSolver, BilateralUpsample2d
@@ -30,6 +31,7 @@ __all__ = [
     "BilateralUpsample2d",
     "DeformSlice",
     "DenseCRF",
+    "DenseEnergyLoss",
     "GaussianFilter",
     "LatticeConv",
     "LatticeConvDown",

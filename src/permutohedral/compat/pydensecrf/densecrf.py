@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from permutohedral.compat import default_device
 from permutohedral.compat.pydensecrf import eigen
 from permutohedral.compat.pydensecrf.arrays import as_array, as_bandwidths, as_count, as_float
 from permutohedral.compat.pydensecrf.eigen import MatrixXf
@@ -134,7 +135,8 @@ class DenseCRF:
     Args:
         nvar: number of points.
         nlabels: number of labels.
-        device: torch device, such as "cuda"; arguments and results are NumPy arrays.
+        device: torch device, such as "cuda"; default: PERMUTOHEDRAL_DEVICE, or "cpu". Arguments and results are NumPy
+            arrays.
         _, __: ignored, as in pydensecrf.
 
     >>> field = DenseCRF(4, 2)
@@ -144,7 +146,7 @@ class DenseCRF:
     [0, 0, 0, 0]
     """
 
-    def __init__(self, nvar: int, nlabels: int, *_: Any, device: str | torch.device = "cpu", **__: Any) -> None:
+    def __init__(self, nvar: int, nlabels: int, *_: Any, device: str | torch.device | None = None, **__: Any) -> None:
         self._nvar, self._nlabel = as_count("nvar", nvar, least=1), as_count("nlabels", nlabels, least=1)
         self._device = device
         self._energies = np.zeros((self._nlabel, self._nvar), np.float32)
@@ -192,7 +194,7 @@ class DenseCRF:
 
         from permutohedral.crf import Kernel
 
-        rows = torch.from_numpy(features.T.copy()).to(self._device)
+        rows = torch.from_numpy(features.T.copy()).to(default_device(self._device))
         ready = Kernel(rows, costs if isinstance(costs, float) else torch.from_numpy(costs), name)
         # first, since it may raise
         self._lattices.append(ready.build_lattice())
@@ -240,7 +242,7 @@ class DenseCRF:
         """Return the energies `[nvar, nlabels]`, a view of planes."""
         import torch
 
-        return torch.from_numpy(self._energies).to(self._device).T
+        return torch.from_numpy(self._energies).to(default_device(self._device)).T
 
     def _marginals(self, Q: MatrixXf) -> Tensor:
         """Return `[nvar, nlabels]` of a matrix of `startInference`."""
@@ -253,7 +255,7 @@ class DenseCRF:
             raise InputError("Q must be finite and not negative")
         import torch
 
-        return torch.from_numpy(np.ascontiguousarray(Q)).to(self._device).T
+        return torch.from_numpy(np.ascontiguousarray(Q)).to(default_device(self._device)).T
 
 
 class DenseCRF2D(DenseCRF):
@@ -263,7 +265,7 @@ class DenseCRF2D(DenseCRF):
         w: width.
         h: height.
         nlabels: number of labels.
-        device: torch device, such as "cuda".
+        device: see `DenseCRF`.
         _, __: ignored, as in pydensecrf.
 
     >>> field = DenseCRF2D(8, 6, 3)
@@ -272,7 +274,9 @@ class DenseCRF2D(DenseCRF):
     (3, 48)
     """
 
-    def __init__(self, w: int, h: int, nlabels: int, /, *_: Any, device: str | torch.device = "cpu", **__: Any) -> None:
+    def __init__(
+        self, w: int, h: int, nlabels: int, /, *_: Any, device: str | torch.device | None = None, **__: Any
+    ) -> None:
         self._w, self._h = as_count("w", w, least=1), as_count("h", h, least=1)
         super().__init__(self._w * self._h, nlabels, device=device)
 
