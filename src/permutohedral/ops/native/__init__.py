@@ -30,6 +30,8 @@ from permutohedral.ops.contract import (
     range_error,
     transpose_weight,
 )
+from permutohedral.ops.encoding import encode as encode
+from permutohedral.ops.encoding import encode_backward as encode_backward
 from permutohedral.ops.native import bridge
 from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, to_dlpack
 from permutohedral.ops.neighborhood import blur_gain

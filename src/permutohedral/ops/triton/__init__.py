@@ -1,5 +1,6 @@
 """The primitives as Triton kernels: CUDA and ROCm GPUs, and the CPU under Triton's interpreter."""
 
+from permutohedral.ops.encoding import encode, encode_backward
 from permutohedral.ops.reference import index_keys
 from permutohedral.ops.triton.build.embedding import embed_gradient
 from permutohedral.ops.triton.build.lattice import index_points, index_points_bounded, index_with_neighbors
