@@ -43,6 +43,7 @@ def _weigh_corners(fractions: Tensor, order: Tensor, directions: Tensor | None, 
 
 
 def encode(positions: Tensor, directions: Tensor | None, table: Tensor, transforms: Tensor, strides: Tensor) -> Tensor:
+    """Interpolate the table of each level."""
     (points, _), (levels, table_size, channels) = positions.shape, table.shape
     output = positions.new_zeros(points, levels, channels)
     for level, transform in enumerate(transforms.to(positions.dtype)):
@@ -63,6 +64,7 @@ def encode_backward(
     for_positions: bool,
     for_table: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Return the gradients with respect to positions and table."""
     levels, table_size, channels = table.shape
     gradient = gradient.to(positions.dtype).unflatten(1, (levels, channels))
     to_positions = positions.new_zeros(positions.shape if for_positions else 0)
