@@ -111,17 +111,30 @@ struct Encoding {
 // Calls function(first point, number of points, simplices) for the points of a range, some lanes at a time.
 template <class T, int D, class Function>
 PERMUTOHEDRAL_INLINE void for_each_encoded(const Encoding<T>& encoding, Extent<D> d, int64_t l, Range range,
-                                           Function&& function) {
+                                           const T* rows, int64_t channels, Function&& function) {
     Vector<T> x[EncodedLanes<T, D>::most], along[EncodedLanes<T, D>::most];
     const EncodingLevel<T> level = encoding.level(l);
     const bool is_derivative = encoding.directions.num_rows > 0;
-    EncodedLanes<T, D> found;
-    for (int64_t first = range.begin; first < range.end; first += lanes<T>) {
-        const int64_t count = std::min<int64_t>(lanes<T>, range.end - first);
-        load_points<T, D>(encoding.positions.data + first * d, d, count, x);
-        if (is_derivative) load_points<T, D>(encoding.directions.data + first * d, d, count, along);
-        find_corners<T, D>(x, is_derivative ? along : nullptr, d, level, found);
-        function(first, count, found);
+    // rows of the table are fetched while the lanes before them are processed
+    EncodedLanes<T, D> found[2];
+    int64_t before = range.begin - lanes<T>;
+    for (int64_t first = range.begin; first < range.end + lanes<T>; first += lanes<T>) {
+        EncodedLanes<T, D>& next = found[(first - range.begin) / lanes<T> % 2];
+        if (first < range.end) {
+            const int64_t count = std::min<int64_t>(lanes<T>, range.end - first);
+            load_points<T, D>(encoding.positions.data + first * d, d, count, x);
+            if (is_derivative) load_points<T, D>(encoding.directions.data + first * d, d, count, along);
+            find_corners<T, D>(x, is_derivative ? along : nullptr, d, level, next);
+            for (int64_t k = 0; k <= d; ++k) {
+                for (int64_t lane = 0; lane < lanes<T>; ++lane)
+                    __builtin_prefetch(rows + next.rows[k][lane] * channels);
+            }
+        }
+        if (before >= range.begin) {
+            function(before, std::min<int64_t>(lanes<T>, range.end - before),
+                     found[(before - range.begin) / lanes<T> % 2]);
+        }
+        before = first;
     }
 }
 
@@ -149,20 +162,21 @@ void encode(Matrix<const T> positions, Matrix<const T> directions, View<const T,
         parallel_ranges(threads, positions.num_rows, grain, [&](int64_t begin, int64_t end, int) {
             for (int64_t l = 0; l < num_levels; ++l) {
                 const T* rows = table.data + l * encoding.table_size * f;
-                for_each_encoded<T, D>(encoding, d, l, {begin, end}, [&](int64_t first, int64_t count, auto& found) {
-                    for (int64_t lane = 0; lane < count; ++lane) {
-                        T* to = out.data + ((first + lane) * num_levels + l) * f;
-                        for_channel_vectors<T, F>(f, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
-                            constexpr int N = decltype(width)::value;
-                            ChannelVector<T, N> sum{};
-                            for (int64_t k = 0; k <= d; ++k) {
-                                const T* row = rows + int64_t(found.rows[k][lane]) * f + c;
-                                sum += found.weights[k][lane] * load_channels<T, N>(row);
-                            }
-                            store_channels<T, N>(to + c, sum);
-                        });
-                    }
-                });
+                for_each_encoded<T, D>(
+                    encoding, d, l, {begin, end}, rows, f, [&](int64_t first, int64_t count, auto& found) {
+                        for (int64_t lane = 0; lane < count; ++lane) {
+                            T* to = out.data + ((first + lane) * num_levels + l) * f;
+                            for_channel_vectors<T, F>(f, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
+                                constexpr int N = decltype(width)::value;
+                                ChannelVector<T, N> sum{};
+                                for (int64_t k = 0; k <= d; ++k) {
+                                    const T* row = rows + int64_t(found.rows[k][lane]) * f + c;
+                                    sum += found.weights[k][lane] * load_channels<T, N>(row);
+                                }
+                                store_channels<T, N>(to + c, sum);
+                            });
+                        }
+                    });
             }
         });
     });
@@ -184,20 +198,21 @@ void encode_backward(Matrix<const T> positions, Matrix<const T> directions, View
             parallel_for(threads, num_levels, [&](int64_t l, int) {
                 T* rows = to_table.data + l * encoding.table_size * f;
                 std::fill_n(rows, encoding.table_size * f, T(0));
-                for_each_encoded<T, D>(encoding, d, l, {0, num_points}, [&](int64_t first, int64_t count, auto& found) {
-                    for (int64_t lane = 0; lane < count; ++lane) {
-                        const T* from = gradient.data + ((first + lane) * num_levels + l) * f;
-                        for_channel_vectors<T, F>(f, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
-                            constexpr int N = decltype(width)::value;
-                            const ChannelVector<T, N> upper = load_channels<T, N>(from + c);
-                            for (int64_t k = 0; k <= d; ++k) {
-                                T* row = rows + int64_t(found.rows[k][lane]) * f + c;
-                                const ChannelVector<T, N> sum = load_channels<T, N>(row);
-                                store_channels<T, N>(row, sum + found.weights[k][lane] * upper);
-                            }
-                        });
-                    }
-                });
+                for_each_encoded<T, D>(
+                    encoding, d, l, {0, num_points}, rows, f, [&](int64_t first, int64_t count, auto& found) {
+                        for (int64_t lane = 0; lane < count; ++lane) {
+                            const T* from = gradient.data + ((first + lane) * num_levels + l) * f;
+                            for_channel_vectors<T, F>(f, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
+                                constexpr int N = decltype(width)::value;
+                                const ChannelVector<T, N> upper = load_channels<T, N>(from + c);
+                                for (int64_t k = 0; k <= d; ++k) {
+                                    T* row = rows + int64_t(found.rows[k][lane]) * f + c;
+                                    const ChannelVector<T, N> sum = load_channels<T, N>(row);
+                                    store_channels<T, N>(row, sum + found.weights[k][lane] * upper);
+                                }
+                            });
+                        }
+                    });
             });
         }
         if (to_positions.num_rows == 0) return;
@@ -209,34 +224,36 @@ void encode_backward(Matrix<const T> positions, Matrix<const T> directions, View
             for (int64_t l = 0; l < num_levels; ++l) {
                 const T* rows = table.data + l * encoding.table_size * f;
                 const T* transform = encoding.level(l).transform;
-                for_each_encoded<T, D>(encoding, d, l, {begin, end}, [&](int64_t first, int64_t count, auto& found) {
-                    Vector<T> corners[EncodedLanes<T, D>::most + 1], slopes[EncodedLanes<T, D>::most];
-                    for (int64_t k = 0; k <= d; ++k) {
-                        Vector<T> products = {};
+                for_each_encoded<T, D>(
+                    encoding, d, l, {begin, end}, rows, f, [&](int64_t first, int64_t count, auto& found) {
+                        Vector<T> slopes[EncodedLanes<T, D>::most];
+                        Vector<T> corners[EncodedLanes<T, D>::most + 1];
+                        alignas(PERMUTOHEDRAL_VECTOR_BYTES) T products[EncodedLanes<T, D>::most + 1][lanes<T>];
                         for (int64_t lane = 0; lane < count; ++lane) {
-                            const T* row = rows + int64_t(found.rows[k][lane]) * f;
                             const T* from = gradient.data + ((first + lane) * num_levels + l) * f;
-                            T product = 0;
-                            for (int64_t c = 0; c < f; ++c) product += row[c] * from[c];
-                            products[lane] = product;
+                            for (int64_t k = 0; k <= d; ++k) {
+                                const T* row = rows + int64_t(found.rows[k][lane]) * f;
+                                T product = 0;
+                                for (int64_t c = 0; c < f; ++c) product += row[c] * from[c];
+                                products[k][lane] = product;
+                            }
                         }
-                        corners[k] = products;
-                    }
-                    // a larger fraction moves weight along its axis, from one corner to the next
-                    for (int64_t i = 0; i < d; ++i) {
-                        slopes[i] = Vector<T>{};
-                        for (int64_t k = 0; k < d; ++k) {
-                            slopes[i] = found.axis[k] == Integer<T>(i) ? corners[k + 1] - corners[k] : slopes[i];
+                        for (int64_t k = 0; k <= d; ++k) corners[k] = load<T, lanes<T>>(products[k]);
+                        // a larger fraction moves weight along its axis, from one corner to the next
+                        for (int64_t i = 0; i < d; ++i) {
+                            slopes[i] = Vector<T>{};
+                            for (int64_t k = 0; k < d; ++k) {
+                                slopes[i] = found.axis[k] == Integer<T>(i) ? corners[k + 1] - corners[k] : slopes[i];
+                            }
                         }
-                    }
-                    for (int64_t j = 0; j < d; ++j) {
-                        Vector<T> sum = {};
-                        for (int64_t i = 0; i < d; ++i) sum += transform[i * (d + 1) + j] * slopes[i];
-                        for (int64_t lane = 0; lane < count; ++lane) {
-                            to_positions.data[(first + lane) * d + j] += sum[lane];
+                        for (int64_t j = 0; j < d; ++j) {
+                            Vector<T> sum = {};
+                            for (int64_t i = 0; i < d; ++i) sum += transform[i * (d + 1) + j] * slopes[i];
+                            for (int64_t lane = 0; lane < count; ++lane) {
+                                to_positions.data[(first + lane) * d + j] += sum[lane];
+                            }
                         }
-                    }
-                });
+                    });
             }
         });
     });
