@@ -32,14 +32,30 @@ def lane_point(num_points, TOGETHER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def load_axes(numbers, place, STEP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """Return D numbers that are STEP apart from `place [BLOCK]` on, as `[ROWS, BLOCK]`, zero below row D.
+
+    One load of all axes spreads them over several threads, which exchange them through shared memory. Loads of one axis
+    do not, but take the compiler too long for many axes.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    if D > 8:
+        tile = tl.load(numbers + place[None, :] + row * STEP, mask=row < D, other=0)
+    else:
+        tile = tl.zeros([ROWS, place.shape[0]], numbers.dtype.element_ty)
+        for i in tl.static_range(D):
+            tile = tl.where(row == i, tl.load(numbers + place + i * STEP)[None, :], tile)
+    return tile
+
+
+@triton.jit
 def apply_transform(
     vectors, point, transforms, level, start, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):
     """Return `start` + A v, `[ROWS, BLOCK]`, for the rows `point` of `vectors`."""
-    row = tl.arange(0, ROWS)[:, None]
     for j in tl.static_range(D):
-        factor = tl.load(transforms + (level[None, :] * D + row) * (D + 1) + j, mask=row < D, other=0.0)
-        start = tl.fma(factor.to(start.dtype), tl.load(vectors + point * STRIDE + j)[None, :], start)
+        column = load_axes(transforms, level * (D * (D + 1)) + j, D + 1, D, ROWS).to(start.dtype)
+        start = tl.fma(column, tl.load(vectors + point * STRIDE + j)[None, :], start)
     return start
 
 
@@ -54,17 +70,16 @@ def find_corners(
     in descending order of the fractions, and the strides; and the row of the first corner before the modulus.
     """
     row = tl.arange(0, ROWS)[:, None]
-    real = row < D
     dtype: tl.constexpr = positions.dtype.element_ty
-    offset = tl.load(transforms + (level[None, :] * D + row) * (D + 1) + D, mask=real, other=0.0).to(dtype)
+    offset = load_axes(transforms, level * (D * (D + 1)) + D, D + 1, D, ROWS).to(dtype)
     place = apply_transform(positions, point, transforms, level, offset, STRIDE, D, ROWS)
     cell = tl.floor(place)
-    heights = tl.where(real, place - cell, -1.0)
+    heights = tl.where(row < D, place - cell, -1.0)
     # count the larger ones, and the equal ones before: each pair is compared once
     later = tl.arange(0, ROWS)[None, :, None] > tl.arange(0, ROWS)[:, None, None]
     larger = (later & (heights[None, :, :] > heights[:, None, :])).to(tl.int32)
     rank = row + tl.sum(larger, axis=1) - tl.sum(larger, axis=0)
-    stride = tl.load(strides + level[None, :] * (D + 1) + row, mask=real, other=0)
+    stride = load_axes(strides, level * (D + 1), 1, D, ROWS)
     first = tl.sum(cell.to(tl.int32) * stride, axis=0) + tl.load(strides + level * (D + 1) + D)
     if ALONG:
         heights = apply_transform(directions, point, transforms, level, tl.zeros_like(place), D, D, ROWS)
@@ -139,12 +154,11 @@ def encode_backward_kernel(
             slopes = tl.where(rank == k - 1, (product - before)[None, :], slopes)
         row += tl.sum(tl.where(rank == k, stride, 0), axis=0)
     if FOR_POSITIONS:
-        axis = tl.arange(0, ROWS)[:, None]
         written = tl.program_id(0).to(tl.int64) * (BLOCK // TOGETHER) + tl.arange(0, BLOCK // TOGETHER)
         group = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
         for j in tl.static_range(D):
-            factor = tl.load(transforms + (level[None, :] * D + axis) * (D + 1) + j, mask=axis < D, other=0.0)
-            part = tl.sum(tl.where(axis < D, factor.to(dtype) * slopes, 0.0), axis=0)
+            column = load_axes(transforms, level * (D * (D + 1)) + j, D + 1, D, ROWS).to(dtype)
+            part = tl.sum(column * slopes, axis=0)
             part = tl.sum(tl.reshape(part, [BLOCK // TOGETHER, TOGETHER]), axis=1)
             tl.store(to_positions + (group * num_points + written) * D + j, part, mask=written < num_points)
 
