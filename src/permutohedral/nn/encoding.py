@@ -102,7 +102,20 @@ def encode_positions(
     return features.view(*positions.shape[:-1], features.shape[1])
 
 
-class PermutohedralEncoding(nn.Module):
+class FixedBuffers(nn.Module):
+    """A layer whose buffers keep their dtype: rounded ones would move the levels under trained tables."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            after = self._buffers[name]
+            if buffer is not None and after is not None and after.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(after.device)
+        return self
+
+
+class PermutohedralEncoding(FixedBuffers):
     """Encode positions by learned features on permutohedral lattices of several levels (PermutoSDF, 2023).
 
     Level l interpolates a table of features on the lattice around `(x + shifts[l]) / sigmas[l]`. A small network takes
@@ -176,14 +189,14 @@ class PermutohedralEncoding(nn.Module):
             sigmas = torch.logspace(0, -4, num_levels, dtype=torch.float64, device="cpu")
         if shifts is None:
             shifts = 10 * torch.randn(num_levels, dimension, dtype=torch.float64, device="cpu")
-        scales = _read("sigmas", sigmas, (num_levels, dimension))
+        scales = read_levels("sigmas", sigmas, (num_levels, dimension))
         if not bool((scales > 0).all()):
             raise InputError(f"sigmas must be positive, got {scales.min():.3g}")
-        tables = level_tables(scales, _read("shifts", shifts, (num_levels, dimension)), table_size, bounds)
+        tables = level_tables(scales, read_levels("shifts", shifts, (num_levels, dimension)), table_size, bounds)
         # those of a layer in double precision are more precise
         self.register_buffer("transforms", tables[0].to(self.table.device, accumulation_dtype(self.table.dtype)))
         self.register_buffer("strides", tables[1].to(self.table.device))
-        factors = None if window is None else _read("window", window, (num_levels, 1))[:, 0]
+        factors = None if window is None else read_levels("window", window, (num_levels, 1))[:, 0]
         self.register_buffer("window", None if factors is None else factors.to(self.transforms))
         self.reset_parameters()
 
@@ -269,16 +282,6 @@ class PermutohedralEncoding(nn.Module):
         features = encode_positions(positions, self.table, self.transforms, self.strides, window)
         return torch.cat([features, positions.to(features.dtype)], dim=-1) if self.include_input else features
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply `fn`, but keep the dtype of the buffers: rounded ones would move the levels under trained tables."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, buffer in before.items():
-            after = self._buffers[name]
-            if buffer is not None and after is not None and after.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(after.device)
-        return self
-
     def extra_repr(self) -> str:
         sizes = f"{self.dimension}, {self.num_levels}, {self.features_per_level}, {self.table_size}"
         return f"{sizes}, include_input={self.include_input}, bounds={self.bounds}"
@@ -290,7 +293,7 @@ def coarse_to_fine(num_levels: int, progress: float | Tensor, like: Tensor) -> T
     return (1 - torch.cos(math.pi * (progress * num_levels - level).clamp(0, 1))) / 2
 
 
-def _read(name: str, numbers: Numbers, shape: tuple[int, int]) -> Tensor:
+def read_levels(name: str, numbers: Numbers, shape: tuple[int, int]) -> Tensor:
     """Return float64 `[levels, d]` on the CPU; `[levels]` are the same for all axes."""
     found = torch.as_tensor(numbers, dtype=torch.float64, device="cpu").detach()
     if found.dim() == 1:

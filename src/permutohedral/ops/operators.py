@@ -505,27 +505,25 @@ def _save_encoding(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _encode_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    positions, directions, table, transforms, strides = ctx.saved_tensors
-    to_positions, to_directions, to_table, *_ = ctx.needs_input_grad
-    # given directions, the result depends on them and not on the positions
-    along = to_positions if directions is None else to_directions
-    if not (along or to_table):
-        return (None,) * 5
-    arguments = positions, directions, table, gradient, transforms, strides
-    moved, of_table = encode_backward(*arguments, along, to_table)
-    moved = moved if along else None
-    return (None if directions is not None else moved, None if directions is None else moved,
-            of_table if to_table else None, None, None)  # fmt: skip
+    positions, directions, table, *plan = ctx.saved_tensors
+    # given directions, the result depends on them, and not on the positions
+    moving, for_table = 0 if directions is None else 1, ctx.needs_input_grad[2]
+    for_moving = ctx.needs_input_grad[moving]
+    found: list[Tensor | None] = [None] * 5
+    if for_moving or for_table:
+        to_moving, to_table = encode_backward(positions, directions, table, gradient, *plan, for_moving, for_table)
+        found[moving], found[2] = to_moving if for_moving else None, to_table if for_table else None
+    return tuple(found)
 
 
 def _jvp_encode(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
     positions, directions, table, *plan = arguments
     along = tangents[0] if directions is None else tangents[1]
-    of_table = torch.zeros_like(table) if tangents[2] is None and along is None else tangents[2]
     parts = [] if along is None else [operator(positions, along, table, *plan)]
-    parts += [] if of_table is None else [operator(positions, directions, of_table, *plan)]
-    tangent: Tensor = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    return tangent
+    if tangents[2] is not None or not parts:
+        of_table = torch.zeros_like(table) if tangents[2] is None else tangents[2]
+        parts.append(operator(positions, directions, of_table, *plan))
+    return sum(parts[1:], parts[0])
 
 
 encode: Operator[Tensor] = Operator(
