@@ -182,9 +182,9 @@ class PermutohedralEncoding(FixedBuffers):
             raise InputError(f"bounds must be a smaller and a larger number, or None, got {bounds}")
         self.dimension, self.num_levels, self.features_per_level, self.table_size = counts
         self.include_input, self.bounds = include_input, bounds
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"dtype must be a floating dtype, got {dtype}; use torch.float32")
         self.table = nn.Parameter(torch.empty(num_levels, table_size, features_per_level, device=device, dtype=dtype))
-        if not self.table.is_floating_point():
-            raise InputError(f"dtype must be a floating dtype, got {dtype}")
         if sigmas is None:
             sigmas = torch.logspace(0, -4, num_levels, dtype=torch.float64, device="cpu")
         if shifts is None:
