@@ -55,11 +55,11 @@ def encode(positions: ArrayLike, table: ArrayLike, sigmas: ArrayLike, shifts: Ar
 
 
 def table_gradient(
-    positions: ArrayLike, gradient: Array, shape: tuple[int, ...], sigmas: ArrayLike, shifts: ArrayLike
+    positions: ArrayLike, gradient: ArrayLike, shape: tuple[int, ...], sigmas: ArrayLike, shifts: ArrayLike
 ) -> Array:
     """Return the gradient of <gradient, encode(...)> with respect to the table."""
     found = np.zeros(shape, np.longdouble)
-    upper = np.split(gradient, shape[0], axis=1)
+    upper = np.split(np.asarray(gradient), shape[0], axis=1)
     for level, (sigma, shift) in enumerate(zip(np.asarray(sigmas), np.asarray(shifts), strict=True)):
         keys, weights = find_simplices((np.asarray(positions, np.longdouble) + shift) / sigma)
         np.add.at(found[level], hash_keys(keys, shape[1]), weights[:, :, None] * upper[level][:, None, :])

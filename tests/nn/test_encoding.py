@@ -99,7 +99,8 @@ def test_eikonal_loss() -> None:
     def loss(table: Tensor) -> Tensor:
         distance = (torch.func.functional_call(layer, {"table": table}, (positions,)) * mix).tanh().sum()
         (slope,) = torch.autograd.grad(distance, positions, create_graph=True)
-        return (slope.norm(dim=1) - 1).square().mean()
+        found: Tensor = (slope.norm(dim=1) - 1).square().mean()
+        return found
 
     (gradient,) = torch.autograd.grad(loss(layer.table), layer.table)
     direction = draw(*layer.table.shape, seed=1)
@@ -180,10 +181,9 @@ def test_transforms() -> None:
     assert_close(forward, torch.func.jacrev(layer)(positions[0]))
 
     def slope(table: Tensor, point: Tensor) -> Tensor:
-        found: Tensor = torch.func.grad(
-            lambda at: torch.func.functional_call(layer, {"table": table}, (at,)).square().sum()
-        )(point)
-        return found.norm()
+        square = torch.func.grad(lambda at: torch.func.functional_call(layer, {"table": table}, (at,)).square().sum())
+        found: Tensor = square(point).norm()
+        return found
 
     mapped = torch.func.grad(lambda table: torch.vmap(lambda point: slope(table, point))(positions).sum())
     whole = torch.func.grad(lambda table: torch.stack([slope(table, point) for point in positions]).sum())

@@ -9,14 +9,13 @@ torch.Size([100, 8])
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from permutohedral.nn.encoding import FixedBuffers, coarse_to_fine, encode_positions, level_tables, read_levels
+from permutohedral.nn.encoding import FixedBuffers, Numbers, coarse_to_fine, encode_positions, level_tables, read_levels
 from permutohedral.ops.contract import accumulation_dtype
 
 __all__ = ["Coarse2Fine", "PermutoEncoding"]
@@ -53,7 +52,7 @@ class PermutoEncoding(FixedBuffers):
         capacity: int,
         nr_levels: int,
         nr_feat_per_level: int,
-        scale_per_level: Sequence[float] | Tensor,
+        scale_per_level: Numbers,
         appply_random_shift_per_level: bool = True,
         concat_points: bool = False,
         concat_points_scaling: float = 1.0,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
@@ -22,7 +23,7 @@ _MULTIPLIER = 2531011
 _ROUNDING = 1e-3
 
 # numbers that `torch.as_tensor` takes
-Numbers = Tensor | Sequence[float] | Sequence[Sequence[float]] | float
+Numbers = Tensor | ArrayLike
 
 
 def level_tables(
@@ -65,12 +66,13 @@ def level_tables(
     return torch.from_numpy(np.stack(transforms)), torch.tensor(strides, dtype=torch.int32, device="cpu")
 
 
-def _number_box(transform: np.ndarray[Any, Any], bounds: tuple[float, float], table_size: int) -> list[int] | None:
+def _number_box(transform: NDArray[np.float64], bounds: tuple[float, float], table_size: int) -> list[int] | None:
     """Return strides and base that number the lattice points within bounds, None if they do not fit the table."""
     ends = transform[:, :-1, None] * np.array(bounds)
     low = np.floor(ends.min(axis=2).sum(axis=1) + transform[:, -1] - _ROUNDING)
     high = np.floor(ends.max(axis=2).sum(axis=1) + transform[:, -1] + _ROUNDING) + 1
-    strides, rows = [], 1
+    strides: list[int] = []
+    rows = 1
     for extent in (high - low + 1).tolist()[::-1]:
         strides.insert(0, rows)
         rows *= int(extent)
@@ -107,7 +109,7 @@ class FixedBuffers(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():
             after = self._buffers[name]
             if buffer is not None and after is not None and after.dtype != buffer.dtype:
@@ -217,7 +219,7 @@ class PermutohedralEncoding(FixedBuffers):
         >>> ph.nn.PermutohedralEncoding.from_config({"otype": "Permuto", "n_levels": 4}, dimension=5).out_features
         8
         """
-        defaults = {
+        defaults: dict[str, Any] = {
             "otype": "Permuto",
             "n_levels": 16,
             "n_features_per_level": 2,

@@ -523,7 +523,8 @@ def _jvp_encode(operator: Any, arguments: Arguments, tangents: Tangents) -> Tens
     if tangents[2] is not None or not parts:
         of_table = torch.zeros_like(table) if tangents[2] is None else tangents[2]
         parts.append(operator(positions, directions, of_table, *plan))
-    return sum(parts[1:], parts[0])
+    tangent: Tensor = sum(parts[1:], parts[0])
+    return tangent
 
 
 encode: Operator[Tensor] = Operator(
