@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import arrays, crf, filters, layers, levels, peers, upsampling
+from benchmarks import arrays, crf, encoding, filters, layers, levels, peers, upsampling
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, select
 from benchmarks.timing import OtherLoad, Timing, kernel_seconds, time_in_turn
@@ -25,6 +25,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *crf.WORKLOADS,
     *upsampling.WORKLOADS,
     *levels.WORKLOADS,
+    *encoding.WORKLOADS,
     *arrays.WORKLOADS,
 )
 
