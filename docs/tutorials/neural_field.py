@@ -2,7 +2,7 @@
 A neural field
 ==============
 
-A picture as a function of position: learned features on permutohedral lattices, and a small network. It needs no GPU.
+A picture as a function of position: learned features on lattices, and a small network.
 """
 
 import matplotlib.pyplot as plt
@@ -23,7 +23,7 @@ positions = torch.cartesian_prod(axis, axis)
 # Train
 # -----
 #
-# Eight levels, from one cell to about a pixel. Every second pixel of a checkerboard is held out.
+# The finest cells are about a pixel. A checkerboard of pixels is held out.
 
 encoding = ph.nn.PermutohedralEncoding(
     2, num_levels=8, table_size=2**13, sigmas=np.geomspace(0.25, 0.004, 8)
@@ -32,7 +32,7 @@ field = nn.Sequential(encoding, nn.Linear(encoding.out_features, 32), nn.ReLU(),
 optimizer = torch.optim.Adam(field.parameters(), lr=0.01)
 seen = (torch.arange(size)[:, None] + torch.arange(size)) % 2 == 0
 points, colors = positions[seen.flatten()], picture[seen]
-for step in range(300):
+for _ in range(300):
     batch = torch.randint(len(points), (8192,))
     loss = (field(points[batch]) - colors[batch]).square().mean()
     optimizer.zero_grad()
