@@ -1,8 +1,9 @@
-"""The drop-in for permutohedral_encoding: definition, state, and the bugs of upstream that it lacks."""
+"""The drop-in for permutohedral_encoding: recorded results, state, and the bugs of upstream that it lacks."""
 
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import encoding_oracle
 import numpy as np
@@ -11,6 +12,8 @@ from support import assert_close, to_numpy
 
 import permutohedral.compat.permutohedral_encoding as permuto_enc
 
+# `tools/record_encoding.py` wrote it
+RECORDED = np.load(Path(__file__).parent / "recorded_encoding.npz")
 SCALES = np.geomspace(1.0, 0.1, 3)
 
 
@@ -55,3 +58,21 @@ def test_coarse_to_fine() -> None:
     window = permuto_enc.Coarse2Fine(4)
     assert_close(window(0.6), (1 - np.cos(np.pi * np.clip(0.6 * 4 - np.arange(4), 0, 1))) / 2)
     assert window.get_last_t() == 0.6
+
+
+def test_recorded_results_of_upstream() -> None:
+    """Features of 24 levels down to a sigma of 1e-4, to the rounding of positions plus shifts in float32."""
+    scales = np.geomspace(1.0, 1e-4, 24)
+    layer = permuto_enc.PermutoEncoding(3, 2**12, 24, 2, scales)
+    table = torch.zeros(24, 2**12, 2)
+    level, row = torch.from_numpy(RECORDED["rows"]).long().T
+    table[level, row] = torch.from_numpy(RECORDED["values"])
+    layer.load_state_dict({"lattice_values": table, "random_shift_per_level": torch.from_numpy(RECORDED["shifts"])})
+    positions = torch.from_numpy(RECORDED["positions"]).requires_grad_()
+    features = layer(positions)
+    error = np.abs(to_numpy(features) - RECORDED["features"]).reshape(-1, 24, 2).max(axis=(0, 2))
+    reach = 1 + np.abs(RECORDED["shifts"]).max(axis=1)
+    assert (error <= np.finfo(np.float32).eps * reach / scales * np.abs(RECORDED["values"]).max()).all()
+    features.sum().backward()
+    assert positions.grad is not None
+    assert_close(positions.grad, RECORDED["gradient"])

@@ -279,8 +279,10 @@ class PermutohedralEncoding(FixedBuffers):
             window: `[num_levels]`, factors of the levels; default: those of the layer.
         """
         window = self.window if window is None else window
-        if window is not None and window.shape != (self.num_levels,):
-            raise InputError(f"window must be [{self.num_levels}], got {tuple(window.shape)}")
+        if window is not None:
+            check_tensor("window", window)
+            if window.shape != (self.num_levels,):
+                raise InputError(f"window must be [{self.num_levels}], got {tuple(window.shape)}")
         features = encode_positions(positions, self.table, self.transforms, self.strides, window)
         return torch.cat([features, positions.to(features.dtype)], dim=-1) if self.include_input else features
 
