@@ -48,14 +48,20 @@ for _ in range(300):
 with torch.no_grad():
     fitted = field(positions).view(size, size, 3)
 decibels = -10 * (fitted - picture)[~seen].square().mean().log10()
-print(f"held-out pixels: {decibels:.1f} dB, {sum(each.numel() for each in field.parameters()):,} parameters")
+print(
+    f"held-out pixels: {decibels:.1f} dB, {sum(each.numel() for each in field.parameters()):,} parameters"
+)
 assert decibels > 25
 
 leaf = positions.clone().requires_grad_()
 (slope,) = torch.autograd.grad(field(leaf).sum(), leaf)
 _, axes = plt.subplots(1, 3, figsize=(12, 4))
-images = {"picture": picture, "field": fitted.clamp(0, 1), "slope": slope.norm(dim=1).view(size, size)}
+images = {
+    "picture": picture,
+    "field": fitted.clamp(0, 1),
+    "slope": slope.norm(dim=1).view(size, size),
+}
 for panel, (title, image) in zip(axes, images.items(), strict=True):
-    panel.imshow(image, vmax=float(image.quantile(0.99)), cmap="gray")
+    panel.imshow(image.numpy(), vmax=float(image.quantile(0.99)), cmap="gray")
     panel.set_title(title)
     panel.axis("off")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_encoding(dtype: torch.dtype, dimension: int) -> None:
     """Features, gradients, and gradients of a loss of the slope, on inputs that change from call to call."""
-    options = {"num_levels": 10, "table_size": 2**12, "sigmas": torch.logspace(0, -1, 10)}
+    options: dict[str, Any] = {"num_levels": 10, "table_size": 2**12, "sigmas": torch.logspace(0, -1, 10)}
     layer = ph.nn.PermutohedralEncoding(dimension, **options, device="cuda", dtype=dtype)
     truth = ph.nn.PermutohedralEncoding(dimension, **options, dtype=torch.float64)
     nn.init.normal_(layer.table)
