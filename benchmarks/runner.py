@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import arrays, crf, drop_ins, filters, layers, levels, peers, upsampling
+from benchmarks import arrays, crf, drop_ins, encoding, filters, layers, levels, peers, upsampling
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, select
 from benchmarks.timing import OtherLoad, Timing, kernel_seconds, time_in_turn
@@ -26,6 +26,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *drop_ins.WORKLOADS,
     *upsampling.WORKLOADS,
     *levels.WORKLOADS,
+    *encoding.WORKLOADS,
     *arrays.WORKLOADS,
 )
 

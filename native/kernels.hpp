@@ -125,6 +125,13 @@ struct FieldGradients {
        const std::vector<double>& origin, const std::vector<double>& color_blur, View<T, 4> out, int threads))        \
     K(sum_neighbors, void,                                                                                            \
       (Matrix<const T> values, Points<T> sources, Points<T> targets, double reach, Matrix<T> out, int threads))       \
+    K(encode, void,                                                                                                   \
+      (Matrix<const T> positions, Matrix<const T> directions, View<const T, 3> table, View<const T, 3> transforms,    \
+       Matrix<const int32_t> strides, Matrix<T> out, int threads))                                                    \
+    K(encode_backward, void,                                                                                          \
+      (Matrix<const T> positions, Matrix<const T> directions, View<const T, 3> table, Matrix<const T> gradient,       \
+       View<const T, 3> transforms, Matrix<const int32_t> strides, Matrix<T> to_positions, View<T, 3> to_table,       \
+       int threads))                                                                                                  \
     K(picture_features, void,                                                                                         \
       (View<const T, 1> images, bool channels_last, const std::vector<int64_t>& space,                                \
        const std::vector<int64_t>& origin, const std::vector<T>& sigma_space, const std::vector<T>& sigma_range,      \

@@ -2,6 +2,7 @@
 // after it.
 #include "filter/color_grid.hpp"
 #include "filter/convolve.hpp"
+#include "filter/encode.hpp"
 #include "filter/gaussian.hpp"
 #include "filter/largest.hpp"
 #include "filter/mean_field.hpp"

@@ -99,6 +99,23 @@ class float32:
     @staticmethod
     def sum_neighbors(arg0: object, arg1: object, arg2: object, arg3: float, arg4: object, arg5: int, /) -> None: ...
     @staticmethod
+    def encode(
+        arg0: object, arg1: object, arg2: object, arg3: object, arg4: object, arg5: object, arg6: int, /
+    ) -> None: ...
+    @staticmethod
+    def encode_backward(
+        arg0: object,
+        arg1: object,
+        arg2: object,
+        arg3: object,
+        arg4: object,
+        arg5: object,
+        arg6: object,
+        arg7: object,
+        arg8: int,
+        /,
+    ) -> None: ...
+    @staticmethod
     def picture_features(
         arg0: object,
         arg1: bool,
@@ -197,6 +214,23 @@ class float64:
     ) -> None: ...
     @staticmethod
     def sum_neighbors(arg0: object, arg1: object, arg2: object, arg3: float, arg4: object, arg5: int, /) -> None: ...
+    @staticmethod
+    def encode(
+        arg0: object, arg1: object, arg2: object, arg3: object, arg4: object, arg5: object, arg6: int, /
+    ) -> None: ...
+    @staticmethod
+    def encode_backward(
+        arg0: object,
+        arg1: object,
+        arg2: object,
+        arg3: object,
+        arg4: object,
+        arg5: object,
+        arg6: object,
+        arg7: object,
+        arg8: int,
+        /,
+    ) -> None: ...
     @staticmethod
     def picture_features(
         arg0: object,

@@ -48,6 +48,10 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
         lambda **options: ph.nn.GaussianFilter(2, learn_sigma=True, **options),
         lambda _: (draw(12, 2), FEATURES),
     ),
+    "PermutohedralEncoding": (
+        lambda **options: ph.nn.PermutohedralEncoding(2, 2, table_size=64, **options),
+        lambda _: (draw(12, 2),),
+    ),
     "PermutohedralConv": (
         lambda **options: ph.nn.PermutohedralConv(2, 3, 2, **options),
         lambda pyramid: (draw(12, 2), None, None, pyramid.levels[0]),

@@ -42,6 +42,13 @@ class Sample:
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
+        self.directions, self.encoding_table = leaf(POINTS, DIMENSION), leaf(3, 11, 2)
+        self.encoding_gradient = leaf(POINTS, 6)
+        # matrices and offsets; strides and bases
+        self.encoding = (
+            leaf(3, DIMENSION, DIMENSION + 1).detach(),
+            to_tensor([[5, 1, 0], [7, -3, 9], [1, 2, 3]], torch.int32),
+        )
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
 
     def arguments(self, name: str) -> tuple[Any, ...]:
@@ -69,6 +76,16 @@ class Sample:
             ),
             "sum_neighbors": (self.values, self.features, self.target_features, 9.0),
             "sum_window": (self.picture, self.guide, 1.5, 1.0, 2.5),
+            "encode": (self.features, None, self.encoding_table, *self.encoding),
+            "encode_along": (self.features.detach(), self.directions, self.encoding_table, *self.encoding),
+            "encode_backward": (
+                *(self.features, None, self.encoding_table, self.encoding_gradient),
+                *(*self.encoding, True, True),
+            ),
+            "encode_backward_along": (
+                *(self.features.detach(), self.directions, self.encoding_table, self.encoding_gradient),
+                *(*self.encoding, True, True),
+            ),
             "embed_gradient": (self.features.detach(), self.barycentric_gradient),
             "embed_differential": (self.features.detach(), self.target_features.new_ones(POINTS, DIMENSION)),
         }[name]
@@ -78,6 +95,8 @@ VARIANTS = {
     "index_points_in_batches": "index_points",
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
+    "encode_along": "encode",
+    "encode_backward_along": "encode_backward",
 }
 INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
@@ -96,6 +115,10 @@ FLOATING = [
     "coarsen_lattice",
     "sum_neighbors",
     "sum_window",
+    "encode",
+    "encode_along",
+    "encode_backward",
+    "encode_backward_along",
     "embed_gradient",
     "embed_differential",
 ]
@@ -115,12 +138,11 @@ WAYS = [operator, called]
 
 
 def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
-    """The operator as a function of its floating inputs alone, with its floating outputs alone."""
+    """The operator as a function of its inputs with a derivative alone, with its floating outputs alone."""
     arguments, run = list(Sample().arguments(name)), way(name)
-    places = [i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.is_floating_point()]
     if name.startswith("embed"):
-        places = places[1:]
         arguments[1].requires_grad_()
+    places = [i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.requires_grad]
 
     def function(*floating: Tensor) -> Any:
         complete = list(arguments)
@@ -128,7 +150,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
             complete[place] = each
         result = run(*complete)
         found = [result] if isinstance(result, Tensor) else [each for each in result if each.is_floating_point()]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return found[0] if len(found) == 1 else torch.cat([each.flatten() for each in found])
 
     return function, tuple(arguments[place] for place in places)
 

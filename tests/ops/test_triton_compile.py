@@ -36,7 +36,8 @@ RECORDED = (
     "or test_derivatives_of_the_weights or test_filtering or test_filter_gaussian or test_a_gaussian_of_values "
     "or test_blur or test_splat_of_consecutive_points or test_convolve or test_convolution or test_both_gradients "
     "or test_on_a_lattice or test_a_graph_that_is_kept or test_picture_features or test_exact_sums "
-    "or test_mean_field or test_splat_listed or test_levels or test_largest or test_items_norm or test_sums_of_rows"
+    "or test_mean_field or test_splat_listed or test_levels or test_largest or test_items_norm or test_sums_of_rows "
+    "or test_encodings and not many"
 )
 
 Launch = dict[str, Any]

@@ -8,6 +8,7 @@ from permutohedral.nn.bilateral import (
 )
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.nn.crf import DenseCRF
+from permutohedral.nn.encoding import PermutohedralEncoding
 from permutohedral.nn.energy import DenseEnergyLoss
 from permutohedral.nn.gaussian import GaussianFilter
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems
@@ -42,5 +43,6 @@ __all__ = [
     "LatticeLinearUp",
     "LatticePool",
     "PermutohedralConv",
+    "PermutohedralEncoding",
     "PointSplat",
 ]

@@ -77,6 +77,29 @@ def as_points(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[A
     return run(*rows).unflatten(0, (items, -1)), 0
 
 
+def stack_rows(rows: tuple[int, ...]) -> Rule:
+    """Return the rule that stacks items as rows of these arguments and of the first result, if they share all others.
+
+    Other results depend on all rows: where they are not empty, items run in a loop.
+    """
+
+    def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+        if arguments[-1] is True or any(axis is not None for place, axis in enumerate(axes) if place not in rows):
+            return loop(run, items, axes, arguments)
+        stacked = list(arguments)
+        for place in rows:
+            if arguments[place] is not None:
+                stacked[place] = _items_first(arguments[place], axes[place], items).flatten(0, 1)
+        result = run(*stacked)
+        if isinstance(result, Tensor):
+            return result.unflatten(0, (items, result.shape[0] // items)), 0
+        first, *others = result
+        split = first if first.dim() == 1 else first.unflatten(0, (items, first.shape[0] // items))
+        return (split, *others), (None if first.dim() == 1 else 0, *(None for _ in others))
+
+    return rule
+
+
 def as_lattice_points(lattice_values: int | None, vertices: int) -> Rule:
     """Return the rule that gives each item its own lattice points.
 

@@ -26,8 +26,9 @@ Dtypes
 Three of the functions are the partial gradients of one trilinear form over all points i and corners j,
     T(values, lattice_values, barycentric) = sum_{i,j} barycentric[i,j] <values[i], lattice_values[vertices[i,j]]>:
 `slice` with respect to values, `splat` to lattice_values, `barycentric_gradient` to barycentric. Likewise `convolve`
-and `convolve_weight_gradient` for the form behind the convolution. Every derivative of any order is therefore made of
-these same functions (`operators.py`).
+and `convolve_weight_gradient` for the form behind the convolution. The encoding is linear in its table and inside a
+simplex, so `encode` and `encode_backward` also are each other's derivatives. Every derivative of any order is therefore
+made of these same functions (`operators.py`).
 """
 
 from __future__ import annotations
@@ -223,6 +224,50 @@ class Primitives(Protocol):
 
         Values are `[items, channels, height, width]`. The guide is in standard deviations. Pixels whose positions are
         farther away than `reach` are left out.
+        """
+        ...
+
+    def encode(
+        self, positions: Tensor, directions: Tensor | None, table: Tensor, transforms: Tensor, strides: Tensor
+    ) -> Tensor:
+        """Interpolate each level of a table of features: `[points, d]` to `[points, levels * channels]`.
+
+        Level l places a point at z = A_l x + o_l in R^d. The lattice points are the integer points there. The corners
+        of the simplex around z are c_0 = floor(z) and, along the axes in the order of the fractions of z from the
+        largest to the smallest, c_k = c_{k-1} + e_axis. Lattice point c has the row (<c, strides> + base) mod 2^32
+        mod table_size. Integers wrap around, so every position has rows, and one that is not finite becomes NaN.
+
+        Args:
+            positions: float32 or float64 `[points, d]`.
+            directions: like positions: replace the barycentric weights by their derivatives along them; or None.
+            table: `[levels, table_size, channels]`; of 16 bits only with float32 positions.
+            transforms: float `[levels, d, d + 1]`: A_l, and o_l as the last column; used in the dtype of positions.
+            strides: int32 `[levels, d + 1]`: the strides, then the base.
+
+        Returns:
+            Of the dtype of the table; level by level.
+        """
+        ...
+
+    def encode_backward(
+        self,
+        positions: Tensor,
+        directions: Tensor | None,
+        table: Tensor,
+        gradient: Tensor,
+        transforms: Tensor,
+        strides: Tensor,
+        for_positions: bool,
+        for_table: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of <gradient, encode(...)>: with respect to positions, and to the table.
+
+        That with respect to positions is the same with and without directions; given directions, it is also the
+        gradient with respect to them. A gradient that is not wanted is a tensor of shape `[0]`.
+
+        Args:
+            gradient: `[points, levels * channels]`, of the dtype of the table.
+            for_positions, for_table: which gradients are wanted.
         """
         ...
 

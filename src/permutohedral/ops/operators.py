@@ -20,6 +20,7 @@ from permutohedral.ops.batching import (
     loop,
     padded,
     stack_channels,
+    stack_rows,
 )
 from permutohedral.ops.contract import accumulation_dtype, transpose_weight
 from permutohedral.ops.dispatch import primitives_for
@@ -492,4 +493,93 @@ sum_window: Operator[Tensor] = Operator(
     "(Tensor values, Tensor guide, float sigma_y, float sigma_x, float reach) -> Tensor",
     lambda values, guide, sigma_y, sigma_x, reach: values.new_empty(values.shape),
     derivative=Derivative(_save_window, _window_backward, _jvp_window),
+)
+
+
+# encode and encode_backward: linear in table, gradient and directions, and in positions inside a simplex. A derivative
+# along directions replaces the barycentric weights by their derivatives, which are constant there.
+
+
+def _save_encoding(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*(each for each in inputs if not isinstance(each, bool)))
+
+
+def _encode_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    positions, directions, table, *plan = ctx.saved_tensors
+    # given directions, the result depends on them, and not on the positions
+    moving, for_table = 0 if directions is None else 1, ctx.needs_input_grad[2]
+    for_moving = ctx.needs_input_grad[moving]
+    found: list[Tensor | None] = [None] * 5
+    if for_moving or for_table:
+        to_moving, to_table = encode_backward(positions, directions, table, gradient, *plan, for_moving, for_table)
+        found[moving], found[2] = to_moving if for_moving else None, to_table if for_table else None
+    return tuple(found)
+
+
+def _jvp_encode(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+    positions, directions, table, *plan = arguments
+    along = tangents[0] if directions is None else tangents[1]
+    parts = [] if along is None else [operator(positions, along, table, *plan)]
+    if tangents[2] is not None or not parts:
+        of_table = torch.zeros_like(table) if tangents[2] is None else tangents[2]
+        parts.append(operator(positions, directions, of_table, *plan))
+    tangent: Tensor = sum(parts[1:], parts[0])
+    return tangent
+
+
+encode: Operator[Tensor] = Operator(
+    "encode",
+    "(Tensor positions, Tensor? directions, Tensor table, Tensor transforms, Tensor strides) -> Tensor",
+    lambda positions, directions, table, *plan: table.new_empty((positions.shape[0], table.shape[0] * table.shape[2])),
+    derivative=Derivative(_save_encoding, _encode_backward, _jvp_encode),
+    batch=stack_rows((0, 1)),
+)
+
+
+def _encode_backward_backward(ctx: Any, along: Tensor | None, of_table: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Differentiate <along, gradient of the positions> + <of_table, gradient of the table>."""
+    positions, directions, table, gradient, *plan = ctx.saved_tensors
+    for_positions, for_directions, for_table, for_gradient, *_ = ctx.needs_input_grad
+    # an output that was not wanted
+    along = None if along is None or along.dim() == 1 else along
+    of_table = None if of_table is None or of_table.dim() == 1 else of_table
+    to_table = to_gradient = moved = None
+    if along is not None and for_table:
+        to_table = encode_backward(positions, along, table, gradient, *plan, False, True)[1]
+    if for_gradient:
+        parts = [] if along is None else [encode(positions, along, table, *plan)]
+        parts += [] if of_table is None else [encode(positions, directions, of_table, *plan)]
+        to_gradient = sum(parts[1:], parts[0]) if parts else None
+    if of_table is not None and (for_positions if directions is None else for_directions):
+        moved = encode_backward(positions, None, of_table, gradient, *plan, True, False)[0]
+    first, second = (moved, None) if directions is None else (None, moved)
+    return first, second, to_table, to_gradient, None, None, None, None
+
+
+def _jvp_encode_backward(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor, Tensor]:
+    positions, directions, table, gradient, *plan, for_positions, for_table = arguments
+    along = tangents[0] if directions is None else tangents[1]
+    to_positions = positions.new_zeros(positions.shape if for_positions else 0)
+    to_table = table.new_zeros(table.shape if for_table else 0)
+    if for_positions and tangents[2] is not None:
+        to_positions = to_positions + operator(positions, None, tangents[2], gradient, *plan, True, False)[0]
+    if for_positions and tangents[3] is not None:
+        to_positions = to_positions + operator(positions, None, table, tangents[3], *plan, True, False)[0]
+    if for_table and tangents[3] is not None:
+        to_table = to_table + operator(positions, directions, table, tangents[3], *plan, False, True)[1]
+    if for_table and along is not None:
+        to_table = to_table + operator(positions, along, table, gradient, *plan, False, True)[1]
+    return to_positions, to_table
+
+
+encode_backward: Operator[tuple[Tensor, Tensor]] = Operator(
+    "encode_backward",
+    "(Tensor positions, Tensor? directions, Tensor table, Tensor gradient, Tensor transforms, Tensor strides, "
+    "bool for_positions, bool for_table) -> (Tensor, Tensor)",
+    lambda positions, directions, table, gradient, transforms, strides, for_positions, for_table: (
+        positions.new_empty(positions.shape if for_positions else 0),
+        table.new_empty(table.shape if for_table else 0),
+    ),
+    derivative=Derivative(_save_encoding, _encode_backward_backward, _jvp_encode_backward),
+    batch=stack_rows((0, 1, 3)),
 )

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.ops.contract import accumulation_dtype, check_items, key_limit, range_error
+from permutohedral.ops.encoding import encode as encode
+from permutohedral.ops.encoding import encode_backward as encode_backward
 from permutohedral.ops.neighborhood import blur_gain
 
 # ranks below 2^31 and digits below 2^32 stay below it, too

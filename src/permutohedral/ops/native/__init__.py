@@ -294,6 +294,40 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     return out.to(values.dtype), winners
 
 
+def encode(positions: Tensor, directions: Tensor | None, table: Tensor, transforms: Tensor, strides: Tensor) -> Tensor:
+    (points, d), (levels, _, channels), dtype = positions.shape, table.shape, positions.dtype
+    out = bridge.empty((points, levels * channels), dtype)
+    if out.numel() > 0:
+        along = positions.new_empty(0, d) if directions is None else directions
+        threads = bridge.threads(points * levels * (d + 1) * channels)
+        core(dtype).encode(positions, along, table, transforms, strides, out, threads)
+    return out.to(table.dtype)
+
+
+def encode_backward(
+    positions: Tensor,
+    directions: Tensor | None,
+    table: Tensor,
+    gradient: Tensor,
+    transforms: Tensor,
+    strides: Tensor,
+    for_positions: bool,
+    for_table: bool,
+) -> tuple[Tensor, Tensor]:
+    (points, d), dtype = positions.shape, positions.dtype
+    to_positions = bridge.empty(positions.shape if for_positions else (0, d), dtype)
+    to_table = bridge.empty(table.shape if for_table else (0, 1, 1), dtype)
+    if points == 0:
+        to_table.zero_()
+    else:
+        along = positions.new_empty(0, d) if directions is None else directions
+        threads = bridge.threads(gradient.numel() * (d + 1))
+        inputs = positions, along, table, gradient, transforms, strides
+        core(dtype).encode_backward(*inputs, to_positions, to_table, threads)
+    to_table = to_table.to(table.dtype)
+    return to_positions if for_positions else to_positions.view(0), to_table if for_table else to_table.view(0)
+
+
 def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
     dtype, shape = accumulation_dtype(lattice_values.dtype), (lattice_values.shape[1], vertices.shape[0])
     # Huge pages are not worth their price for a result that the core would not keep. Where free pages are given back to

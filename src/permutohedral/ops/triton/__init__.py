@@ -8,6 +8,7 @@ from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_n
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
+from permutohedral.ops.triton.filter.encoding import encode, encode_backward
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
 from permutohedral.ops.triton.filter.item_norm import normalize_items, normalize_items_backward

@@ -1,0 +1,64 @@
+"""Workloads of the permutohedral encoding: 2^18 points, 16 levels of 2 features, tables of 2^19 rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import permutohedral as ph
+from benchmarks.inputs import Inputs
+from benchmarks.registry import OURS, Contender, Prepared, Workload
+from experiments.quality import relative_error
+
+POINTS, LEVELS, GROWTH = 2**18, 16, 1.38
+NUM_INPUTS = 4
+
+
+def _prepare(inputs: Inputs, dimension: int, backward: bool) -> Prepared:
+    """Encode points that change from call to call; backward to table and positions."""
+    torch.manual_seed(0)
+    sigmas = [1 / (16 * GROWTH**level) for level in range(LEVELS)]
+    layer = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, device=inputs.device)
+    torch.nn.init.normal_(layer.table)
+    positions = [torch.rand(POINTS, dimension, device=inputs.device) for _ in range(NUM_INPUTS)]
+    gradient = torch.randn(POINTS, layer.out_features, device=inputs.device)
+
+    def encode(number: int) -> Tensor:
+        features: Tensor = layer(positions[number % NUM_INPUTS])
+        return features
+
+    def train(number: int) -> Any:
+        leaf = positions[number % NUM_INPUTS].requires_grad_()
+        return torch.autograd.grad(layer(leaf), [leaf, layer.table], gradient)
+
+    def error(features: Tensor) -> float:
+        few = 2**12
+        exact = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, dtype=torch.float64)
+        exact.load_state_dict(layer.state_dict())
+        return relative_error(features[:few].cpu(), exact(positions[0][:few].cpu().double()))
+
+    def contender(name: str, backend: str | None, note: str = "") -> Contender:
+        def run(number: int) -> Any:
+            with ph.backends.use(backend), torch.set_grad_enabled(backward):
+                return train(number) if backward else encode(number)
+
+        return Contender(name, run, error=None if backward else error, note=note)
+
+    # it takes seconds
+    plain = contender("plain torch", "reference", "the reference backend of this package")
+    return Prepared(contender(OURS, None), [plain] if dimension == 3 else [], num_inputs=NUM_INPUTS)
+
+
+WORKLOADS = tuple(
+    Workload(
+        f"E{dimension}{'b' if backward else ''}",
+        f"encoding of 2^18 points, d = {dimension}, 16 levels x 2, {'forward and backward' if backward else 'forward'}",
+        "any",
+        partial(_prepare, dimension=dimension, backward=backward),
+    )
+    for dimension in (2, 3, 4, 6)
+    for backward in (False, True)
+)
