@@ -127,6 +127,7 @@ for name, chosen in options.items():
 # -------
 #
 # - **Threads.** The compiled core uses as many as ``torch.get_num_threads()``, and gives the same bits for any number.
+#   The environment variable ``PERMUTOHEDRAL_NUM_THREADS`` limits it, and so does the processor limit of a container.
 # - **Low precision.** Values of 16 bits halve the traffic on a GPU; sums are in float32. Features stay in float32.
 # - **Data loaders.** A lattice can be pickled: build it in a worker, and move it with ``lattice.to("cuda")``.
 # - **Freed memory.** The compiled core keeps up to 512 MB of freed memory for its next calls. The environment variable

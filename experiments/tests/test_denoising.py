@@ -12,7 +12,7 @@ from experiments.data.bsds500 import GrayImage
 from experiments.denoising import run as denoising
 from experiments.denoising.crops import CropSampler
 from experiments.denoising.run import EXPERIMENTS, DenoisingConfig, EightViews, build_model, run
-from experiments.denoising.ship import DEEP_ROW, add_deep
+from experiments.denoising.ship import DEEP_ROW, add_deep, tune_deep
 from experiments.results import weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, seed_everything
 from permutohedral.errors import InputError
@@ -85,6 +85,22 @@ def test_the_deep_row_is_added_to_the_weights_of_the_package(tmp_path: Path) -> 
     (_, _), (entry, added) = read_pretrained(path)
     assert (entry.name, entry.noise) == (DEEP_ROW, 25.0)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in added.state_dict().items())
+
+
+def test_tuning_starts_as_the_network_of_scaled_images(tmp_path: Path, options: RunOptions) -> None:
+    path, noisy = tmp_path / "weights.safetensors", torch.rand(1, 1, 24, 24)
+    [config] = EXPERIMENTS["denoising"].choose_rows([DEEP_ROW])
+    save_pretrained([(Entry(DEEP_ROW, "deep", config.options, 25.0), build_model(config))], path)
+    settings = TrainingSettings(steps=1, batch_size=2, optimizer="adam", learning_rate=1e-12, weight_decay=0.0)
+    # a second time it is replaced
+    for _ in range(2):
+        tune_deep(10.0, path, options, settings, crop=24)
+    (_, model), (entry, tuned) = read_pretrained(path)
+    assert (entry.name, entry.noise) == (DEEP_ROW, 10.0)
+    with torch.no_grad():
+        scaled = 0.5 + (model(0.5 + 2.5 * (noisy - 0.5)) - 0.5) / 2.5
+        torch.testing.assert_close(tuned(noisy), scaled)
+        assert not torch.allclose(tuned(noisy), model(noisy), atol=1e-3)
 
 
 CROP, SIGMA = 6, 0.1

@@ -13,6 +13,7 @@ from image_files import invoke
 from PIL import Image
 
 import permutohedral as ph
+from permutohedral.errors import InputError
 from permutohedral.files.formats.labels import palette, read_label_map
 
 RED, GREEN, BLACK = (200, 0, 10), (0, 180, 20), (0, 0, 0)
@@ -224,3 +225,88 @@ def test_bad_requests_write_nothing(name: str, tmp_path: Path, random: np.random
     assert words in result.stderr
     assert not (tmp_path / "out.png").exists()
     assert not (tmp_path / "out.jpg").exists()
+
+
+def make_data_set(folder: Path, random: np.random.Generator, photos: int = 5) -> tuple[Path, Path]:
+    """Photos of two sizes with the probabilities of a network."""
+    for name in ("photos", "network"):
+        (folder / name).mkdir()
+    for number in range(photos):
+        width = 44 if number % 2 else 50
+        save(folder / "photos" / f"{number}.png", photograph(random)[:, :width])
+        noisy = np.clip(0.25 + 0.5 * disk() + random.normal(0, 0.2, (40, 50)), 0, 1)[:, :width]
+        np.save(folder / "network" / f"{number}.npy", np.stack([1 - noisy, noisy]))
+    return folder / "photos", folder / "network"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_batches_equal_single_calls(tmp_path: Path, random: np.random.Generator, batch_size: int) -> None:
+    photos, network = make_data_set(tmp_path, random)
+    calls: list[tuple[float, float, str]] = []
+    results = ph.files.segment_image(
+        photos, tmp_path / "out", probabilities=network, batch_size=batch_size, device="cpu",
+        progress=lambda *call: calls.append(call),
+    )  # fmt: skip
+    assert [result.source.name for result in results] == [f"{number}.png" for number in range(5)]
+    assert [done for done, _, _ in calls] == sorted(done for done, _, _ in calls)
+    assert calls[-1][:2] == (5, 5)
+    for result in results:
+        alone = tmp_path / f"alone-{result.source.name}"
+        [single] = ph.files.segment_image(result.source, alone, probabilities=network / f"{result.source.stem}.npy")
+        assert alone.read_bytes() == result.output.read_bytes()
+        assert (single.labels, single.changed) == (result.labels, result.changed)
+
+
+def test_resume_skips_finished_photos(tmp_path: Path, random: np.random.Generator) -> None:
+    photos, network = make_data_set(tmp_path, random)
+    arguments = (photos, tmp_path / "out", "--probabilities", network, "--json", "--resume")
+    assert not any(result["resumed"] for result in json.loads(segment(*arguments).stdout))
+    expected = (tmp_path / "out" / "2.png").read_bytes()
+    (tmp_path / "out" / "2.png").unlink()
+    (tmp_path / "out" / "3.png").write_bytes(b"kept")
+    results = json.loads(segment(*arguments).stdout)
+    assert [result["resumed"] for result in results] == [True, True, False, True, True]
+    assert (tmp_path / "out" / "2.png").read_bytes() == expected
+    assert (tmp_path / "out" / "3.png").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_interruption_leaves_complete_files(tmp_path: Path, random: np.random.Generator, batch_size: int) -> None:
+    photos, network = make_data_set(tmp_path, random)
+    out = tmp_path / "out"
+
+    def interrupt(done: float, total: float, name: str) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ph.files.segment_image(
+            photos, out, probabilities=network, batch_size=batch_size, device="cpu", progress=interrupt
+        )
+    finished = sorted(path.name for path in out.iterdir())
+    assert 2 <= len(finished) < 5
+    assert set(finished) < {f"{number}.png" for number in range(5)}
+    for name in finished:
+        read(out / name)
+    results = ph.files.segment_image(photos, out, probabilities=network, device="cpu", resume=True)
+    assert sum(result.resumed for result in results) == len(finished)
+    assert len(list(out.iterdir())) == 5
+
+
+def test_one_bad_file_of_a_batch(tmp_path: Path, random: np.random.Generator) -> None:
+    photos, network = make_data_set(tmp_path, random)
+    np.save(network / "0.npy", np.full((2, 40, 50), 7.0))
+    (network / "4.npy").unlink()
+    options: dict[str, Any] = {"probabilities": network, "batch_size": 2}
+    calls: list[tuple[float, float, str]] = []
+    results = ph.files.segment_image(
+        photos, tmp_path / "out", errors="report", progress=lambda *call: calls.append(call), **options
+    )
+    assert [result.error is None for result in results] == [False, True, True, True, False]
+    assert calls[-1][:2] == (5, 5)
+    with pytest.raises(InputError, match="softmax"):
+        ph.files.segment_image(photos, tmp_path / "out", **options)
+    with pytest.raises(InputError, match="batch_size"):
+        ph.files.segment_image(photos, tmp_path / "out", probabilities=network, batch_size=0)
+    with pytest.raises(InputError, match="device"):
+        ph.files.segment_image(photos, tmp_path / "out", probabilities=network, device="gpu")

@@ -41,12 +41,13 @@ def test_loads_the_nearest_noise_level() -> None:
 
 
 def test_auto_avoids_deep_networks_for_little_noise() -> None:
-    assert choose_model("auto", 12.5) == choose_model() == "deep_small"
-    assert choose_model("auto", 12.4) == "pcnn_cnn"
+    assert choose_model("auto", 2.5) == choose_model() == "deep_small"
+    assert choose_model("auto", 2.4) == "pcnn_cnn"
     assert choose_model("pcnn", 1.0) == "pcnn"
     assert isinstance(load_pretrained("auto", 50.0)[0], DeepDenoiser)
-    with pytest.raises(InputError, match=r"at least 12\.5 of 255.*pass auto"):
-        load_pretrained("deep_small", 9.0)
+    assert [load_pretrained("deep_small", noise)[1] for noise in (2.5, 9.0, 15.0, 18.0)] == [5.0, 11.0, 11.0, 25.0]
+    with pytest.raises(InputError, match=r"at least 2\.5 of 255.*pass auto"):
+        load_pretrained("deep_small", 2.0)
 
 
 def test_rejects_unknown_names() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
+from permutohedral.errors import InputError
 from permutohedral.ops import dispatch
 from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
@@ -148,3 +153,52 @@ def test_the_interpreter_runs_on_meanwhile(native: ModuleType) -> None:
     stop.set()
     ticker.join()
     assert during > 5
+
+
+_STARTED_THREADS = """
+import os, torch
+from permutohedral.ops import native
+torch.set_num_threads(4)
+features = torch.zeros(100_000, 3)
+before = len(os.listdir("/proc/self/task"))
+native.index_points(features, None)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("3", 3), ("8", 4)])
+def test_environment_variable_limits_the_threads(limit: str, threads: int) -> None:
+    """Worker processes share the cores by it, also those of `torch.multiprocessing.spawn`, which sets no other."""
+    environment = {**os.environ, "PERMUTOHEDRAL_NUM_THREADS": limit}
+    command = [sys.executable, "-c", _STARTED_THREADS]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(found.stdout) == threads - 1
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "max 100000\n"}, sys.maxsize),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, sys.maxsize),
+        ({}, sys.maxsize),
+    ],
+)
+def test_control_groups_limit_the_threads(
+    files: dict[str, str], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from permutohedral.ops.native.bridge import thread_limit
+
+    monkeypatch.delenv("PERMUTOHEDRAL_NUM_THREADS", raising=False)
+    (tmp_path / "cpu").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert thread_limit(str(tmp_path)) == limit
+    monkeypatch.setenv("PERMUTOHEDRAL_NUM_THREADS", "5")
+    assert thread_limit(str(tmp_path)) == 5
+    monkeypatch.setenv("PERMUTOHEDRAL_NUM_THREADS", "all")
+    with pytest.raises(InputError, match="positive number of threads"):
+        thread_limit(str(tmp_path))

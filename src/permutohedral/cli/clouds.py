@@ -10,12 +10,10 @@ from typing import Annotated
 import typer
 
 from permutohedral.cli.arrays import Memory, Resume, Scheduler, Workers
-from permutohedral.cli.shared import Json, call_job, handle_errors, need_output, positive
+from permutohedral.cli.shared import Device, Json, call_job, handle_errors, need_output, positive
 from permutohedral.errors import InputError
 
 cloud = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]
 
 
 @cloud.command("smooth")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from permutohedral.cli.shared import Json, handle_errors, need_output, positive, run_batch, split_paths
+from permutohedral.cli.shared import Device, Json, handle_errors, need_output, positive, run_batch, split_paths
 from permutohedral.errors import InputError
 from permutohedral.files.settings import SegmentationSettings
 
@@ -157,6 +157,12 @@ def segment(
     num_iterations: Annotated[
         int, typer.Option(min=0, metavar="NUMBER", help="Mean-field iterations.")
     ] = _SEGMENTATION.num_iterations,
+    device: Device = "auto",
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Photos of equal size in one call.", show_default="CPU 1, GPU 8"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip photos whose result exists.")] = False,
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:

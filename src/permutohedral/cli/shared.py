@@ -128,3 +128,4 @@ def positive(value: float) -> float:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]

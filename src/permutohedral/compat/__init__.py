@@ -37,6 +37,7 @@ _DROP_INS = {
     "bilateralfilter": {"bilateralfilter": "bilateralfilter"},
     "bilateral_solver": {"bilateral_solver": "bilateral_solver"},
     "monai": {"monai.networks.layers.filtering": "monai", "monai.networks.blocks.crf": "monai"},
+    "permutohedral_encoding": {"permutohedral_encoding": "permutohedral_encoding"},
 }
 # Variables that processes started by this one inherit. The first lists drop-ins for workers/sitecustomize.py.
 _NAMES_VARIABLE, _DEVICE_VARIABLE = "PERMUTOHEDRAL_COMPAT", "PERMUTOHEDRAL_DEVICE"
@@ -47,7 +48,8 @@ def install(*names: str, device: str | torch.device | None = None) -> None:
     """Make imports of other libraries find the drop-ins, also in processes started later.
 
     Args:
-        names: "pydensecrf", "simplecrf", "bilateralfilter", "bilateral_solver", "monai"; default: all.
+        names: "pydensecrf", "simplecrf", "bilateralfilter", "bilateral_solver", "monai", "permutohedral_encoding";
+            default: all.
         device: torch device of the computations, such as "cuda"; default: the environment variable
             PERMUTOHEDRAL_DEVICE, or "cpu". Arguments and results stay NumPy arrays.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,6 +21,8 @@ Sources = PathLike | Sequence[PathLike]
 Errors = Literal["raise", "report"]
 # a source and the file for its result
 Pair = tuple[Path, Path]
+# threads that read, and threads that write
+_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ def _plain(value: Any) -> Any:
 
 
 Result = TypeVar("Result", bound=FileResult)
+Item = TypeVar("Item")
+Computed = TypeVar("Computed")
 
 
 def process_files(
@@ -78,8 +84,7 @@ def process_files(
     progress: Progress | None,
 ) -> list[Result]:
     """Call `process(source, output, report)` for pairs of files; see `filter_image` for `errors` and `progress`."""
-    if errors not in ("raise", "report"):
-        raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
+    _check_errors(errors)
     results = []
     for number, (source, output) in enumerate(files):
 
@@ -96,6 +101,94 @@ def process_files(
             results.append(result_type(source, output, error=error.message))
         report(1.0)
     return results
+
+
+def process_in_stages(
+    read: Callable[[Path], tuple[Item, Hashable]],
+    compute: Callable[[list[Item], Callable[[float], None]], list[Computed]],
+    write: Callable[[Path, Path, Item, Computed], Result],
+    result_type: type[Result],
+    files: Sequence[Pair],
+    errors: Errors,
+    progress: Progress | None,
+    batch_size: int = 1,
+) -> list[Result]:
+    """Process files like `process_files`, reading the next and writing the previous ones on other threads.
+
+    Args:
+        read: returns an item and its key.
+        compute: called on this thread with up to `batch_size` items of one key, and a function for the share done.
+        write: called with source, output, item and what was computed for it.
+        result_type, files, errors, progress: see `process_files`.
+        batch_size: number of items in a call. Twice as many are in memory before it, and after it.
+    """
+    _check_errors(errors)
+    results: dict[int, Result] = {}
+    reads: deque[tuple[int, Future[tuple[Item, Hashable]]]] = deque()
+    writes: deque[tuple[int, Future[Result]]] = deque()
+    waiting: dict[Hashable, list[tuple[int, Item]]] = {}
+    started = computed = 0
+
+    def fail(numbers: Sequence[int], error: PermutohedralError) -> None:
+        if errors == "raise":
+            raise error
+        results.update({number: result_type(*files[number], error=error.message) for number in numbers})
+
+    def report(done: float, number: int) -> None:
+        if progress is not None:
+            progress(done, len(files), files[number][0].name)
+
+    def finish(most: int) -> None:
+        while len(writes) > most:
+            number, future = writes.popleft()
+            try:
+                results[number] = future.result()
+            except PermutohedralError as error:
+                fail([number], error)
+
+    def run(group: list[tuple[int, Item]]) -> None:
+        nonlocal computed
+        numbers, items = [number for number, _ in group], [item for _, item in group]
+        report(computed, numbers[0])
+        try:
+            found = compute(items, lambda share: report(computed + share * len(group), numbers[0]))
+            for number, item, each in zip(numbers, items, found, strict=True):
+                writes.append((number, writer.submit(write, *files[number], item, each)))
+        except PermutohedralError as error:
+            fail(numbers, error)
+        computed += len(group)
+        report(computed, numbers[-1])
+
+    reader, writer = (ThreadPoolExecutor(_THREADS) for _ in range(2))
+    try:
+        while len(results) + len(writes) < len(files):
+            while started < len(files) and len(reads) + sum(map(len, waiting.values())) < 2 * batch_size:
+                reads.append((started, reader.submit(read, files[started][0])))
+                started += 1
+            if reads:
+                number, future = reads.popleft()
+                try:
+                    item, key = future.result()
+                    waiting.setdefault(key, []).append((number, item))
+                except PermutohedralError as error:
+                    fail([number], error)
+                    computed += 1
+                    report(computed, number)
+            fullest = max(waiting, key=lambda key: len(waiting[key]), default=None)
+            if waiting and (not reads or len(waiting[fullest]) == batch_size):
+                run(waiting.pop(fullest))
+            finish(2 * batch_size)
+        finish(0)
+    finally:
+        # an error or Ctrl-C: files that are computed are still written
+        reader.shutdown(cancel_futures=True)
+        writer.shutdown()
+    return [results[number] for number in range(len(files))]
+
+
+def _check_errors(errors: str) -> None:
+    if errors not in ("raise", "report"):
+        raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
 
 
 def optional_path(path: PathLike | None) -> Path | None:

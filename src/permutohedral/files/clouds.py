@@ -20,7 +20,7 @@ from permutohedral.files import cloud_formats, cloud_models, cloud_scenes
 from permutohedral.files.atomic import replacing, write_bytes
 from permutohedral.files.cloud_scenes import Cropping, Scene
 from permutohedral.files.partial import PartialStore, check_settings
-from permutohedral.files.settings import Progress, check_positive, reading
+from permutohedral.files.settings import Progress, check_positive, choose_device, reading
 from permutohedral.files.tasks import TaskPool, open_pool
 from permutohedral.files.tiling import cast_rounded, working_dtype
 
@@ -264,7 +264,7 @@ def segment_cloud(
         from permutohedral.files.figure import check_ending
 
         check_ending(Path(image))
-    where = _choose_device(device)
+    where = choose_device(device)
     network, description = cloud_models.load_segmenter(None if model is None else Path(model))
     cloud = cloud_formats.read_cloud(input)
     scene = cloud_scenes.make_scene(cloud.positions, above=description.above)
@@ -283,14 +283,6 @@ def segment_cloud(
 
         draw_from_above(scene.positions, classes, names, Path(image))
     return dict(zip(names, torch.bincount(classes, minlength=len(names)).tolist(), strict=True))
-
-
-def _choose_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device is {name!r}; pass auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is 'cuda', but torch finds no GPU; pass cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def train_cloud(
@@ -344,7 +336,7 @@ def train_cloud(
         raise InputError("inputs are empty; pass at least one file")
     for path in paths:
         cloud_formats.check_format(path)
-    where, cropping = _choose_device(device), cropping or Cropping()
+    where, cropping = choose_device(device), cropping or Cropping()
     chosen: tuple[cloud_models.PointClass, ...] = cloud_models.STANDARD_CLASSES
     if classes is not None:
         chosen = tuple(cloud_models.PointClass(name, tuple(numbers)) for name, numbers in classes.items())

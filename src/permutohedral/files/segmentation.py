@@ -17,9 +17,10 @@ from permutohedral.files.batch import Errors, PathLike, Sources
 from permutohedral.files.formats import labels as label_maps
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.images import check_same_size
-from permutohedral.files.settings import Progress, SegmentationSettings
+from permutohedral.files.settings import Progress, SegmentationSettings, choose_device
 from permutohedral.files.transparency import hide_colors
 from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
+from permutohedral.ops.tensors import check_count
 
 _DEFAULTS = SegmentationSettings()
 _SIGMA_NEAR = 3.0
@@ -28,6 +29,17 @@ _SCALE_LABELS = "scale the labels, without interpolation"
 _GRABCUT_LEVELS, _GRABCUT_BACKGROUND = {0, 64, 128, 255}, 64
 # iterations between two reports; each call of the field costs about one iteration more
 _ITERATIONS_PER_REPORT = 5
+_GPU_BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A photo `[channels, height, width]`, its labels, and energies `[labels, height, width]` or a trimap."""
+
+    pixels: Tensor
+    before: label_maps.LabelMap
+    energies: Tensor
+    trimap: Trimap | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +50,17 @@ class SegmentedImage(batch.FileResult):
         labels: number of labels.
         changed: share of the pixels whose label was known, or most probable, and changed.
         decided: share of the pixels whose label was unknown.
+        resumed: whether the result was there before the call.
     """
 
     labels: int | None = None
     changed: float | None = None
     decided: float | None = None
+    resumed: bool = False
+
+    def describe(self) -> str:
+        """Return one line of text."""
+        return f"kept {self.output}" if self.resumed else super().describe()
 
     def _details(self) -> str:
         return (
@@ -66,6 +84,9 @@ def segment_image(
     strength: float = _DEFAULTS.strength,
     smoothness: float = _DEFAULTS.smoothness,
     num_iterations: int = _DEFAULTS.num_iterations,
+    device: str = "auto",
+    batch_size: int | None = None,
+    resume: bool = False,
     recursive: bool = False,
     errors: Errors = "raise",
     progress: Progress | None = None,
@@ -73,7 +94,7 @@ def segment_image(
     """Make rough labels follow the edges of photos with a dense CRF.
 
     Pass exactly one of `labels`, `probabilities` and `trimap`: a file, or a folder of files with the names of the
-    photos. Results in a folder are PNG files.
+    photos. Results in a folder are PNG files. The next photos are read and results are written during the computation.
 
     Args:
         sources: photos; see `filter_image`.
@@ -90,6 +111,9 @@ def segment_image(
         strength: weight of the bilateral kernel.
         smoothness: weight of the spatial kernel.
         num_iterations: mean-field iterations.
+        device: "auto", "cpu" or "cuda".
+        batch_size: number of photos of equal size that are computed in one call; default 1 on a CPU, else 8.
+        resume: skip photos whose result exists.
         recursive, errors, progress: see `filter_image`.
 
     Raises:
@@ -100,6 +124,9 @@ def segment_image(
     if sum(place is not None for place in given) != 1:
         raise InputError("labels, probabilities, trimap: pass exactly one of them")
     drawn = batch.optional_path(overlay)
+    where = choose_device(device)
+    size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
+    check_count("batch_size", size, least=1)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
     # in a folder results are PNG, since labels need exact colors
     files = [
@@ -115,42 +142,62 @@ def segment_image(
     elif drawn is not None and not drawn.is_dir():
         check_output(drawn)
 
-    def process(source: Path, output: Path, report: Callable[[float], None]) -> SegmentedImage:
+    def read(source: Path) -> tuple[_Item, object]:
         photo = read_image(source)
         pixels = hide_colors(photo.pixels, photo.alpha)
         label_place, probability_place, trimap_place = given
         if trimap_place is not None:
-            before, solve = _prepare_trimap(batch.find_companion(trimap_place, source), source, pixels)
+            # each trimap has colors of its own to fit
+            return _read_trimap(batch.find_companion(trimap_place, source), source, pixels), source
+        if probability_place is not None:
+            before, energies = _read_probabilities(probability_place, source, pixels)
         else:
-            if probability_place is not None:
-                before, energies = _read_probabilities(probability_place, source, pixels)
-            else:
-                assert label_place is not None
-                path = batch.find_companion(label_place, source)
-                before = label_maps.read_label_map(path, black_is_a_label)
-                check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
-                energies = ph.crf.energies_from_labels(
-                    before.labels, len(before.colors), certainty=certainty, unknown=label_maps.UNKNOWN
-                )
+            assert label_place is not None
+            path = batch.find_companion(label_place, source)
+            before = label_maps.read_label_map(path, black_is_a_label)
+            check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
+            energies = ph.crf.energies_from_labels(
+                before.labels, len(before.colors), certainty=certainty, unknown=label_maps.UNKNOWN
+            )
+        return _Item(pixels, before, energies), (pixels.shape, energies.shape)
 
-            def solve() -> Tensor:
-                return follow_edges(energies, pixels, settings, report)
-
+    def compute(items: list[_Item], report: Callable[[float], None]) -> list[tuple[Tensor, float]]:
         started = time.perf_counter()
-        after = replace(before, labels=solve().argmax(dim=0))
-        seconds = time.perf_counter() - started
-        label_maps.write_label_map(after, output)
+        if items[0].trimap is not None:
+            found = [_cut_out(item.pixels, item.trimap, where) for item in items if item.trimap is not None]
+        elif len(items) == 1:
+            found = [follow_edges(items[0].energies.to(where), items[0].pixels.to(where), settings, report)]
+        else:
+            parts = ([item.energies for item in items], [item.pixels for item in items])
+            energies, pixels = (torch.stack(part).to(where) for part in parts)
+            found = list(follow_edges(energies, pixels, settings, report))
+        labels = [marginals.argmax(dim=0).cpu() for marginals in found]
+        seconds = (time.perf_counter() - started) / len(items)
+        return [(each, seconds) for each in labels]
+
+    def write(source: Path, output: Path, item: _Item, computed: tuple[Tensor, float]) -> SegmentedImage:
+        before, (labels, seconds) = item.before, computed
+        after = replace(before, labels=labels)
+        # the overlay first: resume looks for the label map
         if drawn is not None:
             path = drawn / f"{source.stem}.png" if drawn.is_dir() else drawn
-            write_image(ImageData(label_maps.blend_labels(pixels, after)), path)
+            write_image(ImageData(label_maps.blend_labels(item.pixels, after)), path)
+        label_maps.write_label_map(after, output)
         known = before.labels != label_maps.UNKNOWN
-        changed = float((known & (after.labels != before.labels)).float().mean())
+        changed = float((known & (labels != before.labels)).float().mean())
         shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
         height, width = known.shape
         num_labels = len(before.colors)
         return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
 
-    return batch.process_files(process, SegmentedImage, files, errors, progress)
+    done = {output for _, output in files if resume and output.is_file()}
+    todo = [pair for pair in files if pair[1] not in done]
+    results = iter(
+        batch.process_in_stages(read, compute, write, SegmentedImage, todo, errors, progress, batch_size=size)
+    )
+    return [
+        SegmentedImage(source, output, resumed=True) if output in done else next(results) for source, output in files
+    ]
 
 
 def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[label_maps.LabelMap, Tensor]:
@@ -162,8 +209,7 @@ def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[labe
     )
 
 
-def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[label_maps.LabelMap, Callable[[], Tensor]]:
-    """Return the trimap as labels, and a function that returns the marginals."""
+def _read_trimap(path: Path, source: Path, pixels: Tensor) -> _Item:
     image = read_image(path)
     gray = image.pixels.mean(dim=0)
     # JPEG and scaling change black and white a little
@@ -179,15 +225,18 @@ def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[label_map
     check_same_size(path, labels, source, pixels, _SCALE_LABELS)
     if not bool(background.any()) or not bool(unknown.any()):
         raise InputError(f"{path} must have black background and gray, undecided pixels; white is foreground")
-    photo = pixels if len(pixels) == 3 else pixels.expand(3, -1, -1)
+    before = label_maps.LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3]), channels=len(image.pixels))
+    return _Item(pixels, before, torch.empty(0), Trimap(background, foreground, unknown))
+
+
+def _cut_out(pixels: Tensor, trimap: Trimap, device: torch.device) -> Tensor:
+    """Return the marginals of background and foreground, `[2, height, width]`."""
+    photo = (pixels if len(pixels) == 3 else pixels.expand(3, -1, -1)).to(device)
+    parts = (part.to(device) for part in (trimap.background, trimap.foreground, trimap.unknown))
     # without known foreground its colors are estimated in several rounds
-    settings = CutoutSettings(rounds=1 if bool(foreground.any()) else 5)
-
-    def solve() -> Tensor:
-        marginal = cut_out(photo, Trimap(background, foreground, unknown), settings)
-        return torch.stack([1 - marginal, marginal])
-
-    return label_maps.LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3]), channels=len(image.pixels)), solve
+    settings = CutoutSettings(rounds=1 if bool(trimap.foreground.any()) else 5)
+    marginal = cut_out(photo, Trimap(*parts), settings)
+    return torch.stack([1 - marginal, marginal])
 
 
 def follow_edges(
@@ -196,13 +245,13 @@ def follow_edges(
     settings: SegmentationSettings,
     report: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """Return the marginals of a dense CRF over a photo, `[labels, height, width]`.
+    """Return the marginals of a dense CRF over a photo, `[labels, height, width]`, or over a batch of photos.
 
     >>> follow_edges(torch.rand(3, 20, 30), torch.rand(3, 20, 30), SegmentationSettings()).shape
     torch.Size([3, 20, 30])
     """
     kernels = [
-        ph.crf.spatial_kernel(pixels.shape[1:], _SIGMA_NEAR, compatibility=settings.smoothness),
+        ph.crf.spatial_kernel(pixels.shape[-2:], _SIGMA_NEAR, compatibility=settings.smoothness, device=pixels.device),
         ph.crf.bilateral_kernel(
             pixels, sigma_space=settings.sigma_space, sigma_color=settings.sigma_color, compatibility=settings.strength
         ),

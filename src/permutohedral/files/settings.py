@@ -6,8 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from permutohedral.errors import DataError, InputError, PermutohedralError
+
+if TYPE_CHECKING:
+    import torch
 
 # progress callback: called with the amount done, the total, and the name of the stage
 Progress = Callable[[float, float, str], None]
@@ -40,6 +44,17 @@ def check_positive(name: str, value: float) -> None:
     """Raise `InputError` unless a number is positive and finite."""
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"{name} is {value}; pass a positive, finite number")
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if there is none."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device is {name!r}; pass auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device is 'cuda', but torch finds no GPU; pass cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def split_clusters(colors: Tensor, clusters: int) -> Tensor:
     >>> split_clusters(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).tolist()
     [0, 0, 1, 1]
     """
-    members = torch.zeros(len(colors), dtype=torch.long)
+    members = torch.zeros(len(colors), dtype=torch.long, device=colors.device)
     for new in range(1, clusters):
         lengths, axes, means = [], [], []
         for cluster in range(new):
@@ -225,7 +225,7 @@ def _maximize(colors: Tensor, shares: Tensor) -> Mixture:
     channels = colors.shape[1]
     second = (shares.T @ products / masses[:, None]).reshape(-1, channels, channels)
     covariances = second - means[:, :, None] * means[:, None]
-    covariances = covariances + _MIN_VARIANCE * torch.eye(channels, dtype=colors.dtype)
+    covariances = covariances + _MIN_VARIANCE * torch.eye(channels, dtype=colors.dtype, device=colors.device)
     factors = torch.linalg.cholesky(covariances)
     whitening = torch.linalg.inv(factors).mT
     logs = factors.diagonal(dim1=1, dim2=2).log().sum(dim=1)

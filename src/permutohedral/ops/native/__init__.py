@@ -1,7 +1,8 @@
 """The primitives on the CPU, by the compiled core (`native/`): the same bits on any number of threads.
 
 This module allocates the results; `bridge.py` passes tensors to the core. The number of threads is
-`torch.get_num_threads()`. Values of 16 bits are widened to float32 and rounded once at the end.
+`torch.get_num_threads()`, at most `PERMUTOHEDRAL_NUM_THREADS`. Values of 16 bits are widened to float32 and rounded
+once at the end.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ torch makes a capsule in an eighth of the time that the core takes to ask for on
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,10 @@ except ImportError as error:
 to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
 # environment variable: how much freed memory the core keeps for the next calls, in megabytes
 KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
+# environment variable: the largest number of threads of the core, for one of several worker processes
+THREADS_VARIABLE = "PERMUTOHEDRAL_NUM_THREADS"
+# versions 2 and 1 of control groups: processor time per period, and the period
+_CONTROL_GROUPS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 # named in every call: torch.set_default_device may have set another
 CPU = torch.device("cpu")
 
@@ -45,6 +52,31 @@ def limit_kept_memory(setting: str | None = None) -> None:
 
 
 limit_kept_memory()
+
+
+def thread_limit(groups: str = "/sys/fs/cgroup") -> int:
+    """Return the largest number of threads: the environment variable, or the processors of the control group.
+
+    `groups` is the folder of the control groups.
+
+    >>> thread_limit() >= 1
+    True
+    """
+    setting = os.environ.get(THREADS_VARIABLE)
+    if setting is not None:
+        if not setting.isdecimal() or int(setting) == 0:
+            raise InputError(f"{THREADS_VARIABLE} must be a positive number of threads, got {setting!r}")
+        return int(setting)
+    for files in _CONTROL_GROUPS:
+        # "max" is no number, and means no limit, as -1 does
+        with contextlib.suppress(OSError, ValueError):
+            time, period = map(int, " ".join(Path(groups, file).read_text() for file in files).split())
+            if time > 0:
+                return math.ceil(time / period)
+    return sys.maxsize
+
+
+_MAX_THREADS = thread_limit()
 
 
 class _DlpackModule:
@@ -120,7 +152,7 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
 
 def threads(work: int) -> int:
     """Return the number of threads for `work` elements: waking others costs more than a small sum."""
-    return torch.get_num_threads() if work > 1 << 14 else 1
+    return min(torch.get_num_threads(), _MAX_THREADS) if work > 1 << 14 else 1
 
 
 def run_kernel(kernel: str, shape: tuple[int, ...] | torch.Size, work: int, first: Tensor, *others: Any) -> Tensor:
