@@ -92,10 +92,16 @@ COMPILED = {"aarch64-macos": [], "x86_64-linux-musl": ["-mavx2", "-mfma", "-mbmi
 def run(*command: str | Path, **variables: str) -> None:
     """Run a command; exit with its code if it fails."""
     print("$", *command, flush=True)
-    arguments, environment = [str(part) for part in command], {**os.environ, **variables}
-    code = subprocess.run(arguments, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
-    if code:
-        sys.exit(code)
+    arguments, environment, pipe = [str(part) for part in command], {**os.environ, **variables}, subprocess.PIPE
+    # through a pipe: wine gives Python no handle of a file as stdout
+    with subprocess.Popen(
+        arguments, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+    if process.returncode:
+        sys.exit(process.returncode)
 
 
 def need(program: str, package: str) -> str:
@@ -131,19 +137,22 @@ def build_wheel(name: str, *definitions: str) -> Path:
     for tool in ("ar", "ranlib", "rc"):
         write_script(folder / tool, f'{zig} {tool} "$@"')
     toolchain = folder / "toolchain.cmake"
-    toolchain.write_text(
-        f"set(CMAKE_SYSTEM_NAME {target.system})\n"
-        f"set(CMAKE_SYSTEM_PROCESSOR {target.processor})\n"
-        f"set(CMAKE_CXX_COMPILER {folder}/c++)\n"
-        f"set(CMAKE_AR {folder}/ar)\n"
-        f"set(CMAKE_RANLIB {folder}/ranlib)\n"
-        f"set(CMAKE_RC_COMPILER {folder}/rc)\n"
-        # the interpreter of this machine runs nanobind's scripts
-        f"set(Python_EXECUTABLE {sys.executable})\n"
-        f"set(SKBUILD_SOABI {target.suffix})\n" + "".join(f"set({definition})\n" for definition in definitions)
-    )
+    settings = [
+        f"CMAKE_SYSTEM_NAME {target.system}",
+        f"CMAKE_SYSTEM_PROCESSOR {target.processor}",
+        f"CMAKE_CXX_COMPILER {folder}/c++",
+        *(f"CMAKE_{tool.upper()} {folder}/{tool}" for tool in ("ar", "ranlib")),
+        f"CMAKE_RC_COMPILER {folder}/rc",
+        # the interpreter of this machine runs nanobind's scripts; on Windows nanobind would ask it for the suffix
+        f"Python_EXECUTABLE {sys.executable}",
+        f"SKBUILD_SOABI {target.suffix}",
+        f"NB_SUFFIX .{target.suffix}.pyd",
+        f"NB_SUFFIX_S {'.pyd' if target.system == 'Windows' else '.abi3.so'}",
+        *definitions,
+    ]
+    toolchain.write_text("".join(f"set({setting})\n" for setting in settings))
     abi = TAG if sys.version_info < (3, 12) else "abi3"
-    settings = {
+    options = {
         "cmake.toolchain-file": toolchain,
         "cmake.python-hints": "false",
         "build-dir": folder / "objects",
@@ -153,7 +162,7 @@ def build_wheel(name: str, *definitions: str) -> Path:
     wheels = folder / "wheel"
     shutil.rmtree(wheels, ignore_errors=True)
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels,
-        *(f"--config-settings={key}={value}" for key, value in settings.items()), ROOT)  # fmt: skip
+        *(f"--config-settings={key}={value}" for key, value in options.items()), ROOT)  # fmt: skip
     (wheel,) = wheels.glob("*.whl")
     print(f"{wheel.name}: {wheel.stat().st_size:,} bytes")
     return wheel
@@ -249,7 +258,7 @@ def compile_sources() -> None:
     for triple, instructions in COMPILED.items():
         for source in sorted((ROOT / "native").rglob("*.cpp")):
             run(sys.executable, "-m", "ziglang", "c++", "-target", triple, "-std=c++17", "-Wall", "-Wextra", "-Werror",
-                "-O1", "-g0", *instructions, *(f"-I{folder}" for folder in folders),
+                "-O0", "-g0", *instructions, *(f"-I{folder}" for folder in folders),
                 "-DPERMUTOHEDRAL_INSTRUCTION_SET=baseline", "-c", source, "-o", BUILD / "compiled.o")  # fmt: skip
 
 

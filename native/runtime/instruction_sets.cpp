@@ -3,6 +3,10 @@
 #include <atomic>
 #include <stdexcept>
 
+#if defined(PERMUTOHEDRAL_X86)
+#include <cpuid.h>
+#endif
+
 namespace permutohedral {
 
 #if defined(PERMUTOHEDRAL_AVX512)
@@ -17,20 +21,36 @@ PERMUTOHEDRAL_DECLARE_TABLES(baseline)
 namespace {
 
 #if defined(PERMUTOHEDRAL_X86)
-// what the compiler may use: the flags in CMakeLists.txt
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2");
-}
+// What the compiler may use: the flags in CMakeLists.txt. __builtin_cpu_supports would need a library of the compiler that
+// clang lacks on Windows.
+struct Processor {
+    unsigned leaf_1 = 0, leaf_7 = 0;
+    // the registers that the system keeps for each thread
+    unsigned kept_registers = 0;
+
+    Processor() {
+        unsigned eax, ebx, ecx, edx;
+        if (__get_cpuid(1, &eax, &ebx, &ecx, &edx)) leaf_1 = ecx;
+        if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) leaf_7 = ebx;
+        if (leaf_1 & bit_OSXSAVE) __asm__("xgetbv" : "=a"(kept_registers), "=d"(edx) : "c"(0));
+    }
+
+    bool has(unsigned features, unsigned registers) const {
+        return (leaf_1 & bit_FMA) && (leaf_7 & features) == features && (kept_registers & registers) == registers;
+    }
+};
+
+constexpr unsigned avx2_features = bit_AVX2 | bit_BMI | bit_BMI2, ymm_registers = 0x06;
+bool has_avx2() { return Processor().has(avx2_features, ymm_registers); }
 #else
 bool runs_everywhere() { return true; }
 #endif
 
 #if defined(PERMUTOHEDRAL_AVX512)
+constexpr unsigned zmm_registers = 0xe6;
 bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl");
+    return Processor().has(avx2_features | bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL,
+                           zmm_registers);
 }
 #endif
 
