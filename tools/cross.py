@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "cross"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
-# newest torch for arm64 that needs no libraries of CUDA
+# newest torch for arm64 that needs no libraries of CUDA; the package asks for a newer one, for `torch.compile`
 ARM64_TORCH = "torch==2.10.0"
 # wine 8 lacks the complex functions that NumPy 2 calls
 WINDOWS_PACKAGES = ["torch==2.13.0", "numpy<2"]
@@ -213,7 +213,8 @@ def test_arm64() -> None:
     """Build the wheel for Linux on arm64, and run the smoke tests under qemu."""
     qemu, folder = need("qemu-aarch64-static", "qemu-user-static"), BUILD / "arm64"
     wheel = build_wheel("arm64")
-    install(folder / "site", "aarch64-manylinux_2_28", wheel, ARM64_TORCH)
+    (folder / "override.txt").write_text(ARM64_TORCH)
+    install(folder / "site", "aarch64-manylinux_2_28", wheel, f"--override={folder / 'override.txt'}")
     root = folder / "root"
     if not root.exists():
         download_root(folder, root)

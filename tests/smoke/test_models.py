@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -110,10 +111,13 @@ def test_coarsen_sums_splatted_values() -> None:
         torch.testing.assert_close(ph.levels.coarsen(rows[level], pyramid, level), rows[level + 1])
 
 
-def test_pydensecrf_drop_in() -> None:
-    from permutohedral.compat import pydensecrf
+def test_pydensecrf_drop_in_returns_marginals() -> None:
+    from permutohedral.compat.pydensecrf import densecrf
 
-    assert pydensecrf.__doc__
+    field = densecrf.DenseCRF2D(16, 12, 2)
+    field.setUnaryEnergy(random(2, 192).numpy())
+    field.addPairwiseGaussian(sxy=3, compat=3)
+    np.testing.assert_allclose(np.array(field.inference(2)).sum(axis=0), np.ones(192), atol=1e-5)
 
 
 def test_shipped_weights_denoise() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import sys
@@ -247,10 +248,8 @@ def available_memory(device: torch.device) -> int:
 
 
 def _free_memory() -> int:
-    """Return the free memory of the machine, or all of it on a Mac without psutil."""
+    """Return the free memory of the machine, with that of cached files; all memory where neither is reported."""
     if sys.platform == "win32":
-        import ctypes
-
         # MEMORYSTATUSEX: two numbers of 32 bits, the first its size, and seven of 64 bits; the second is what is free
         status = (ctypes.c_uint64 * 8)(64)
         ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
@@ -258,12 +257,17 @@ def _free_memory() -> int:
     with contextlib.suppress(OSError, KeyError, ValueError):
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
-    try:
-        import psutil
+    pages = sum(map(_read_pages, (b"vm.page_free_count", b"vm.page_pageable_external_count")))
+    return (pages or os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
-        return int(psutil.virtual_memory().available)
-    except ImportError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+def _read_pages(name: bytes) -> int:
+    """Return a number of pages that macOS reports; zero on other systems."""
+    pages = ctypes.c_uint32(0)
+    with contextlib.suppress(AttributeError):
+        size = ctypes.c_size_t(ctypes.sizeof(pages))
+        ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(pages), ctypes.byref(size), None, 0)
+    return pages.value
 
 
 def _kept_memory() -> int:

@@ -82,7 +82,7 @@ class Composite(Generic[Result]):
         """
         found = self._fuse(tensors, plan, composed, constants, parameters)
         self._report(found)
-        # Dynamo of torch 2.10 cannot trace a union of types that is not a string
+        # Dynamo of torch 2.11 cannot trace a union of types that is not a string
         return cast("Result | Declined", found)
 
     def _report(self, found: object) -> None:
