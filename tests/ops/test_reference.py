@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import DEVICE, assert_close, to_numpy, to_tensor
 
+from permutohedral.errors import FeatureRangeError
 from permutohedral.ops import reference
 
 
@@ -47,6 +48,14 @@ def test_a_lookup_of_one_item_does_not_carry_into_the_next() -> None:
     offsets = to_tensor([[1], [-1]], torch.int32)
     neighbors = reference.find_neighbors(source, torch.empty(0, dtype=torch.int64), source, offsets)
     assert neighbors.tolist() == [[1, -1, 3, -1], [-1, 0, -1, 2]]
+
+
+def test_range_error_counts_all_points() -> None:
+    """Points are embedded in parts of fewer."""
+    features = torch.zeros(40_000, 2, device=DEVICE)
+    features[[100, 30_000], 1] = float("nan")
+    with pytest.raises(FeatureRangeError, match="2 of 40000 points hold NaN or infinity, the first at row 100"):
+        reference.index_points(features, None)
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 7])

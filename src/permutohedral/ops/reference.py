@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from permutohedral.errors import InputError
+from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.ops.contract import accumulation_dtype, check_items, key_limit, range_error
 from permutohedral.ops.encoding import encode as encode
 from permutohedral.ops.encoding import encode_backward as encode_backward
@@ -54,7 +54,8 @@ def find_simplex(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     d = features.shape[1]
     y = elevation_matrix(d, features.dtype, features.device) @ features.T
-    _check_range(features, y)
+    if not bool((y.abs() < key_limit(y.dtype)).all()):
+        raise range_error(features, key_limit(y.dtype))
     cell = torch.round(y / (d + 1))
     rest = y - cell * (d + 1)
     # a comparison of all pairs is faster than a sort of so few; the first of two equal coordinates comes first
@@ -66,13 +67,6 @@ def find_simplex(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # rounding may leave the plane: move the coordinates of extreme rank back by one cell
     step = (rank < 0).to(torch.int32) - (rank > d).to(torch.int32)
     return cell + step, rank + step * (d + 1), rest / (d + 1) - step
-
-
-def _check_range(features: Tensor, elevated: Tensor) -> None:
-    limit = key_limit(features.dtype)
-    if bool((elevated.abs() < limit).all()):
-        return
-    raise range_error(features, limit)
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
@@ -105,7 +99,11 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
         # those on the CPU have been checked
         check_items(batch)
     parts = map(_embed, features.split(_POINTS_TOGETHER), item.split(_POINTS_TOGETHER))
-    simplices, barycentric = zip(*parts, strict=True)
+    try:
+        simplices, barycentric = zip(*parts, strict=True)
+    except FeatureRangeError:
+        # about all points
+        raise range_error(features, key_limit(features.dtype)) from None
     columns = torch.cat(simplices, dim=1)
     # points share simplices: number those first, then their corners
     example, simplex = _number_columns(columns)
