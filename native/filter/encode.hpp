@@ -126,8 +126,7 @@ PERMUTOHEDRAL_INLINE void for_each_encoded(const Encoding<T>& encoding, Extent<D
             if (is_derivative) load_points<T, D>(encoding.directions.data + first * d, d, count, along);
             find_corners<T, D>(x, is_derivative ? along : nullptr, d, level, next);
             for (int64_t k = 0; k <= d; ++k) {
-                for (int64_t lane = 0; lane < lanes<T>; ++lane)
-                    __builtin_prefetch(rows + next.rows[k][lane] * channels);
+                for (const Integer<T> row : next.rows[k]) __builtin_prefetch(rows + int64_t(row) * channels);
             }
         }
         if (before >= range.begin) {
@@ -152,9 +151,8 @@ inline int64_t encoded_grain(int64_t points, int threads) {
 template <class T>
 void encode(Matrix<const T> positions, Matrix<const T> directions, View<const T, 3> table, View<const T, 3> transforms,
             Matrix<const int32_t> strides, Matrix<T> out, int threads) {
-    const auto [levels, table_size, channels] = table.shape;
-    const Encoding<T> encoding{positions, directions, transforms, strides, table_size};
-    dispatch_encoding(positions.num_channels, channels, [&](auto dimension, auto features) {
+    const Encoding<T> encoding{positions, directions, transforms, strides, table.shape[1]};
+    dispatch_encoding(positions.num_channels, table.shape[2], [&](auto dimension, auto features) {
         constexpr int D = decltype(dimension)::value, F = decltype(features)::value;
         const Extent<D> d(positions.num_channels);
         const Extent<F> f(table.shape[2]);
@@ -187,10 +185,9 @@ template <class T>
 void encode_backward(Matrix<const T> positions, Matrix<const T> directions, View<const T, 3> table,
                      Matrix<const T> gradient, View<const T, 3> transforms, Matrix<const int32_t> strides,
                      Matrix<T> to_positions, View<T, 3> to_table, int threads) {
-    const auto [levels, table_size, channels] = table.shape;
-    const int64_t num_points = positions.num_rows, num_levels = levels;
-    Encoding<T> encoding{positions, directions, transforms, strides, table_size};
-    dispatch_encoding(positions.num_channels, channels, [&](auto dimension, auto features) {
+    const int64_t num_points = positions.num_rows, num_levels = table.shape[0];
+    Encoding<T> encoding{positions, directions, transforms, strides, table.shape[1]};
+    dispatch_encoding(positions.num_channels, table.shape[2], [&](auto dimension, auto features) {
         constexpr int D = decltype(dimension)::value, F = decltype(features)::value;
         const Extent<D> d(positions.num_channels);
         const Extent<F> f(table.shape[2]);
