@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,49 @@ def test_dashboard_is_local(client: Any) -> None:
     assert client.cluster.scheduler.http_server._sockets
     for listener in client.cluster.scheduler.http_server._sockets.values():
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_workers_print_errors_only(client: Any) -> None:
+    """Dask warns when a worker uses most of its memory, as planned."""
+    [level] = client.run(lambda: logging.getLogger("distributed").level).values()
+    assert level == logging.ERROR
+
+
+def test_ctrl_c_does_not_end_workers(client: Any) -> None:
+    """The terminal sends it to all processes, and the command ends its workers in order."""
+    [worker] = client.run(os.getpid).values()
+    os.kill(worker, signal.SIGINT)
+    assert client.submit(os.getpid, pure=False).result(timeout=60) == worker
+
+
+# prints the level of Dask's messages, and presses Ctrl-C, when the first worker is about to start
+INTERRUPTED_START = """
+import logging, os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from distributed.process import AsyncProcess
+start = AsyncProcess.start
+
+def interrupt(self):
+    print(logging.getLogger("distributed").handlers[0].level)
+    os.killpg(0, signal.SIGINT)
+    return start(self)
+
+AsyncProcess.start = interrupt
+from permutohedral.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "in.zarr"), shape=(8, 20, 20), dtype="float32")[...] = 1
+    command = ["array", "filter", "in.zarr", "out.zarr", "--axes", "ZYX", "--sigma-space", "1", "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_START, *command],
+        capture_output=True, text=True, cwd=tmp_path, start_new_session=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "interrupted; the same command with --resume continues\n")
+    assert int(done.stdout) == logging.ERROR
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr"]
 
 
 def filters() -> tuple[da.Array, da.Array]:

@@ -96,6 +96,27 @@ def test_tiles_of_an_integer_volume_equal_the_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "out.zarr" / ".permutohedral").exists()
 
 
+@pytest.mark.parametrize("chunks", [(30, 25, 17), (64, 64, 64)])
+def test_keeps_chunks_that_do_not_fit_into_memory(tmp_path: Path, chunks: tuple[int, ...]) -> None:
+    volume = draw(30, 50, 40)
+    source = store(tmp_path / "in.zarr", volume, chunks=chunks)
+    done = run(source, tmp_path / "out.zarr", axes="ZYX")
+    assert done.tile[1] < chunks[1]
+    written: Any = zarr.open_array(str(tmp_path / "out.zarr"))
+    assert written.chunks == chunks
+    assert done.num_tiles == written.nchunks
+    np.testing.assert_array_equal(written[...], expected(volume[None], 1.0, 0.3)[0])
+
+
+def test_keeps_chunks_of_several_times(tmp_path: Path) -> None:
+    movie = draw(5, 20, 30)
+    source = store(tmp_path / "in.zarr", movie, chunks=(2, 20, 30), dimension_names=("t", "y", "x"))
+    run(source, tmp_path / "out.zarr", 2.0)
+    written: Any = zarr.open_array(str(tmp_path / "out.zarr"))
+    assert written.chunks == (2, 20, 30)
+    np.testing.assert_array_equal(written[...], np.stack([expected(each[None], 2.0, 0.3)[0] for each in movie]))
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_ome_zarr_keeps_metadata_and_averages_levels(tmp_path: Path, zarr_format: Any) -> None:
     movie = draw(2, 2, 6, 30, 17)
@@ -221,15 +242,20 @@ def test_axes_from_dimension_names(tmp_path: Path, names: tuple[str, ...], axes:
     assert run(source, tmp_path / "out.zarr").axes == axes
 
 
-@pytest.mark.parametrize(("part", "function"), [(zarr.Array, "__setitem__"), (zarr, "create_array")])
-def test_reports_a_full_disk(part: Any, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "function", "advice"),
+    [(zarr.Array, "__setitem__", "parts are kept; make room, then continue with --resume"), (zarr, "create_array", "")],
+)
+def test_reports_a_full_disk(
+    part: Any, function: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = store(tmp_path / "in.zarr", draw(20, 20))
 
     def full(*given: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(part, function, full)
-    with pytest.raises(StorageError, match="No space left on device"):
+    with pytest.raises(StorageError, match=f"No space left on device; .*{advice}"):
         run(source, tmp_path / "out.zarr")
     assert not (tmp_path / "out.zarr").exists()
 

@@ -121,7 +121,8 @@ def test_rejects_invalid_streams(tmp_path: Path) -> None:
     assert_one_line_error(invoke("filter", source, save(tmp_path / "b.png"), "-"), "one image on stdin or stdout")
     assert_one_line_error(invoke("filter", "-", source, tmp_path / "out", stdin=b""), "one image on stdin or stdout")
     assert_one_line_error(invoke("filter", "-", tmp_path, stdin=source.read_bytes()), "is a folder")
-    assert_one_line_error(invoke("filter", "-", tmp_path / "c.png", stdin=b"text"), "not an image")
+    assert_one_line_error(invoke("filter", "-", tmp_path / "c.png", stdin=b"text"), "error: stdin is not an image")
+    assert_one_line_error(invoke("filter", "-", tmp_path / "c.png", stdin=b""), "error: stdin is empty")
 
 
 def test_rejects_images_that_the_format_cannot_hold(tmp_path: Path) -> None:
@@ -215,6 +216,30 @@ def test_checks_the_format_before_the_work(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(ph, "bilateral_filter", work)
     assert_one_line_error(invoke("filter", tmp_path / "a.png", tmp_path / "a.webp"), "16-bit")
+
+
+@pytest.mark.parametrize("image", [Image.new("L", (8, 9)), pixels()], ids=type)
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("filter_image", ("sources", "output", "guide=")),
+        ("denoise_image", ("sources", "output")),
+        ("segment_image", ("sources", "output", "labels=")),
+        ("upsample_map", ("sources", "guide", "output")),
+        ("solve_map", ("sources", "guide", "output", "sample_weight=")),
+        ("colorize_image", ("sources", "strokes", "output")),
+        ("filter_array", ("input", "output")),
+        ("smooth_cloud", ("input", "output")),
+        ("segment_cloud", ("input", "output")),
+    ],
+)
+def test_functions_reject_arrays_in_place_of_paths(function: str, arguments: tuple[str, ...], image: Any) -> None:
+    for wrong in arguments:
+        given = {name: image if name == wrong else "file.png" for name in arguments}
+        positional = [value for name, value in given.items() if not name.endswith("=")]
+        options = {name[:-1]: value for name, value in given.items() if name.endswith("=")}
+        with pytest.raises(InputError, match=rf"{wrong.rstrip('=')} is of type {type(image).__name__};.*ph.bilateral"):
+            getattr(files, function)(*positional, **options)
 
 
 def test_functions_raise_or_report_errors(tmp_path: Path) -> None:

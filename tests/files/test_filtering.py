@@ -163,6 +163,7 @@ def test_rejects_impossible_output(tmp_path: Path, random: np.random.Generator) 
     assert_one_line_error(invoke("filter", source, tmp_path / "none" / "out.png"), "no folder")
     assert_one_line_error(invoke("filter", source, tmp_path), "would overwrite")
     assert_one_line_error(invoke("filter", source, tmp_path / "out.unknown"), ".unknown", ".png")
+    assert_one_line_error(invoke("filter", source, tmp_path / "photo"), "its name has no ending; try .png")
     # JPEG holds no alpha
     assert_one_line_error(invoke("filter", source, tmp_path / "out.jpg"), "RGBA")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.png"]

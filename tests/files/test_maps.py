@@ -144,6 +144,8 @@ def test_rejects_files_that_do_not_fit(tmp_path: Path) -> None:
 
     out = tmp_path / "out.npy"
     assert "file of floats" in message("upsample", tmp_path / "coarse.npy", photo, tmp_path / "out.png")
+    assert "file of floats" in message("upsample", tmp_path / "coarse.npy", photo, "-")
+    assert "- for an image on stdout" in invoke("upsample", "--help").stdout
     assert "no file or folder" in message("upsample", tmp_path / "none.npy", photo, out)
     assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
     assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)

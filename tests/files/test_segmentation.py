@@ -144,7 +144,12 @@ def test_trimaps_of_the_grabcut_database(tmp_path: Path, random: np.random.Gener
     trimap = np.full((40, 50), 128, np.uint8)
     trimap[4:7], trimap[-4:], trimap[18:22, 23:27], trimap[:4] = 64, 64, 255, 0
     photo, marks = save(tmp_path / "photo.png", image), save(tmp_path / "marks.png", trimap)
+    result = segment(photo, marks, tmp_path / "labels.png")
+    assert result.exit_code == 0
+    assert "note: " in result.stderr
+    assert "marks.png has the gray levels of a GrabCut trimap, but is used as a label map; pass --tr" in result.stderr
     result = segment(photo, marks, tmp_path / "out.png", "--trimap", "--json")
+    assert result.stderr == ""
     assert json.loads(result.stdout)[0]["decided"] == pytest.approx(np.mean(trimap == 128), abs=1e-4)
     expected = in_color(disk(), (255, 255, 255), BLACK)
     assert np.mean((read(tmp_path / "out.png") != expected).any(axis=2)) < 0.01
@@ -198,6 +203,8 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
     np.save(folder / "scores.npy", np.full((2, 40, 50), 7.0))
     np.save(folder / "objects.npy", np.array([None, {}]), allow_pickle=True)
     (folder / "empty.npy").write_bytes(b"")
+    for name, shape in (("one", (40, 50)), ("batch", (1, 2, 40, 50)), ("coarse", (2, 20, 25))):
+        np.save(folder / f"{name}.npy", np.full(shape, 0.5))
     out = folder / "out.png"
     return {
         "no labels": ([photo, out], "PHOTO LABELS OUTPUT"),
@@ -209,6 +216,10 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
         "scores": ([photo, out, "--probabilities", folder / "scores.npy"], "softmax"),
         "objects": ([photo, out, "--probabilities", folder / "objects.npy"], "cannot read"),
         "an empty file": ([photo, out, "--probabilities", folder / "empty.npy"], "cannot read"),
+        "an image": ([photo, out, "--probabilities", labels], "labels.png is not a .npy file"),
+        "one label": ([photo, out, "--probabilities", folder / "one.npy"], "got [40, 50]; for one label"),
+        "a batch": ([photo, out, "--probabilities", folder / "batch.npy"], "got [1, 2, 40, 50]; save p[0]"),
+        "coarse": ([photo, out, "--probabilities", folder / "coarse.npy"], "got [2, 20, 25]; enlarge it with"),
         "no file": ([photo, folder / "absent.png", out], "absent.png"),
         "a trimap that is decided": ([photo, save(folder / "t.png", 255 * disk()), out, "--trimap"], "gray"),
     }
@@ -216,7 +227,8 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
 
 @pytest.mark.parametrize("name", [
     *("no labels", "labels and probabilities", "another size", "a photograph as labels", "a lossy format"),
-    *("labels last", "scores", "objects", "an empty file", "no file", "a trimap that is decided"),
+    *("labels last", "scores", "objects", "an empty file", "an image", "one label", "a batch", "coarse"),
+    *("no file", "a trimap that is decided"),
 ])  # fmt: skip
 def test_bad_requests_write_nothing(name: str, tmp_path: Path, random: np.random.Generator) -> None:
     arguments, words = bad_requests(tmp_path, random)[name]

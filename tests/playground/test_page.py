@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from PIL import Image
 
 pytest.importorskip("nicegui", reason="NiceGUI is not installed")
 
-from nicegui import ui
+from nicegui import Client, ui
 from nicegui.testing import user_simulation
 
-from permutohedral.playground.page import Page
+from permutohedral.playground.page import Page, build_page
+from permutohedral.playground.session import Session
 from permutohedral.playground.strokes import Stroke
 from permutohedral.playground.tabs.segment import SegmentPanel
 
@@ -60,3 +62,23 @@ def test_every_tab_offers_its_result(tmp_path: Path) -> None:
             pages[0].session.close()
 
     asyncio.run(run())
+
+
+def test_a_page_that_is_fetched_but_never_opened_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
+    """As by curl, which runs no script."""
+    sessions: dict[str, Session] = {}
+
+    async def run() -> None:
+        async with user_simulation() as user:
+            ui.page("/")(lambda: build_page(None, sessions))
+            response = await user.http_client.get("/")
+            assert response.status_code == 200
+            assert len(sessions) == 1
+            # NiceGUI deletes it after a minute
+            [client] = [client for client in Client.instances.values() if client.page.path == "/"]
+            client.delete()
+            await asyncio.sleep(0.5)
+
+    asyncio.run(run())
+    assert sessions == {}
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

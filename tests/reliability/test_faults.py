@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import stat
 import struct
+import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +103,16 @@ def test_an_image_that_does_not_fit_keeps_the_existing_file(ending: str, side: i
         write_image(noise(3, side, side), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_image_that_does_not_fit_behind_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PYTHONUNBUFFERED stdout has no buffer, and a part of the image is written before the error."""
+    with open(tmp_path / "out.png", "wb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=file))
+        with largest_file(1000), pytest.raises(StorageError, match="cannot write to stdout: File too large"):
+            write_image(noise(3, 40, 40), Path("-"))
+        monkeypatch.undo()
+    assert (tmp_path / "out.png").stat().st_size == 1000
 
 
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:

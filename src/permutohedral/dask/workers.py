@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask.config
@@ -26,6 +30,8 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
     # zarr passes chunks to its threads in batches: for small chunks, single ones take longer than decompression
     "ZARR_CODEC_PIPELINE__BATCH_SIZE": "16",
+    # Dask warns when a worker is slow to end, or uses most of its memory, as planned
+    "DASK_LOGGING__DISTRIBUTED": "error",
 }
 _SETTINGS = {
     # the default of 10ms takes a hundredth of the time
@@ -61,18 +67,40 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     from distributed import Client, LocalCluster
 
     environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **_ENVIRONMENT}
-    with (
-        dask.config.set({**_SETTINGS, "distributed.nanny.pre-spawn-environ": environment}),
-        LocalCluster(
-            n_workers=workers or os.cpu_count(),
-            threads_per_worker=1,
-            memory_limit="auto" if memory is None else memory,
-            # the dashboard shows file names, so it listens on this machine only
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with dask.config.set({**_SETTINGS, "distributed.nanny.pre-spawn-environ": environment}), ExitStack() as stack:
+        # a cluster that is interrupted while it starts raises another error when it is closed
+        with _interrupt_later():
+            cluster = LocalCluster(
+                n_workers=workers or os.cpu_count(),
+                threads_per_worker=1,
+                memory_limit="auto" if memory is None else memory,
+                # the dashboard shows file names, so it listens on this machine only
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.ERROR,
+            )
+            client = stack.enter_context(Client(stack.enter_context(cluster)))
         yield client
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Delay Ctrl-C until the block ends; threads and processes that start in the block ignore it for ever."""
+    # Windows has no masks of signals, and other threads get no signals
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    # inherited by threads and processes; the start of the tracker would end it in the thread that starts processes
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            signal.raise_signal(signal.SIGINT)
 
 
 def limit_worker_cache() -> None:

@@ -200,11 +200,13 @@ def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
     return axes
 
 
-def create_store(folder: Path, source: ArraySource, tile: Sequence[int]) -> None:
-    """Create an empty store with the metadata and compression of the source; no chunk is larger than `tile`."""
+def create_store(folder: Path, source: ArraySource, block: Sequence[int]) -> None:
+    """Create an empty store with the metadata, compression and chunks of the source; of a TIFF at most `block`."""
     import zarr
 
-    chunks = tuple(min(pair) for pair in zip(tile, source.chunks, strict=True))
+    chunks = source.chunks
+    if source.kind == "tiff":
+        chunks = tuple(min(pair) for pair in zip(block, source.chunks, strict=True))
     options: dict[str, Any] = {"zarr_format": source.zarr_format, "chunks": chunks, "dtype": source.dtype}
     if source.zarr_format == 2:
         options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}

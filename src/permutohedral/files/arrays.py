@@ -1,11 +1,12 @@
 """Bilateral filter of array files larger than memory, tile by tile.
 
-Each task reads a tile with its margins, filters it, and writes its own region. Tasks are independent, so any worker
-can repeat the task of a lost one.
+Each task reads tiles with their margins, filters them, and writes a block of whole chunks. Tasks are independent, so
+any worker can repeat the task of a lost one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from permutohedral.files import array_stores as stores
 from permutohedral.files import tiling
 from permutohedral.files.atomic import cannot_write
 from permutohedral.files.partial import PartialStore
-from permutohedral.files.settings import Progress, check_positive
+from permutohedral.files.settings import Progress, check_positive, to_path
 from permutohedral.files.tasks import open_pool
 
 
@@ -30,9 +31,9 @@ class FilteredArray:
     Attributes:
         shape: extents of the array.
         axes: a letter per axis.
-        tile: extents of the tiles, without margins.
+        tile: extents that are filtered in one call, without margins.
         margins: samples that were read on either side of a tile.
-        num_tiles: number of tiles.
+        num_tiles: number of tiles, where the tiles of one chunk count as one.
     """
 
     shape: tuple[int, ...]
@@ -80,7 +81,7 @@ def filter_array(
     """
     from dask.delayed import delayed
 
-    input, output = Path(input), Path(output)
+    input, output = to_path("input", input), to_path("output", output)
     if output.suffix != ".zarr":
         raise InputError(f"output is {output}; pass a name that ends with .zarr, since it is a Zarr store")
     check_positive("sigma_color", sigma_color)
@@ -98,21 +99,21 @@ def filter_array(
     with store.locked():
         with open_pool(workers, memory, scheduler) as pool:
             job = _begin(_plan(source, target, sigmas, sigma_color), store, resume)
-            write_tile = delayed(job.write_tile)
+            write_block = delayed(job.write_block)
             for level in range(len(shapes)):
-                left = [index for index in job.tiles(level).indices() if not store.is_done((level, *index))]
+                left = [index for index in job.blocks(level).indices() if not store.is_done((level, *index))]
                 stage = f"level {level}" if level else f"filtering {input.name}"
-                pool.run([write_tile(level, index) for index in left], stage, progress)
+                pool.run([write_block(level, index) for index in left], stage, progress)
         store.finish()
-    return FilteredArray(source.shape, source.axes, job.tile, job.margins, len(job.tiles(0)))
+    return FilteredArray(source.shape, source.axes, job.tile, job.margins, len(job.blocks(0)))
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A filter of a source and its tiles; sent to workers.
+    """A filter of a source, its tiles and its blocks; sent to workers.
 
-    Bandwidths are in samples and in units of the values. `tile` has the extents of a tile for each axis, without
-    margins.
+    Bandwidths are in samples and in units of the values. A task filters a block of the extents `block`, which are whole
+    chunks of the output, in tiles of the extents `tile`, without margins.
     """
 
     source: stores.ArraySource
@@ -120,28 +121,48 @@ class _Job:
     sigma_space: tuple[float, ...]
     sigma_color: float
     tile: tuple[int, ...]
+    block: tuple[int, ...]
     margins: tuple[int, ...]
 
-    def tiles(self, level: int) -> tiling.Tiling:
-        """Return the tiles of the filtered array, level 0, or of a coarser level."""
+    def blocks(self, level: int) -> tiling.Tiling:
+        """Return the blocks of the filtered array, level 0, or of a coarser level."""
         shape = (self.source.shape, *self.source.coarser)[level]
-        return tiling.Tiling.regular(shape, self.tile, (0,) * len(shape) if level else self.margins)
+        return tiling.Tiling.regular(shape, self.block, (0,) * len(shape))
 
-    def write_tile(self, level: int, index: tuple[int, ...]) -> None:
-        """Compute and write one tile, unless a lost worker has done it."""
+    def write_block(self, level: int, index: tuple[int, ...]) -> None:
+        """Compute and write one block, unless a lost worker has done it."""
         store, part = PartialStore(self.target), (level, *index)
         if not store.is_done(part):
-            tile = self.tiles(level).tile(index)
-            result = self._average(level, tile) if level else self._filter(tile)
+            region = self.blocks(level).tile(index).write
+            result = self._average(level, region) if level else self._filter(region)
             with store.writing(part):
-                stores.write_region(store.folder / self.source.result_member(level), tile.write, result)
+                stores.write_region(store.folder / self.source.result_member(level), region, result)
 
-    def _average(self, level: int, tile: tiling.Tile) -> np.ndarray:
+    def _average(self, level: int, region: tiling.Region) -> np.ndarray:
         finer, coarser = (self.source.shape, *self.source.coarser)[level - 1 : level + 1]
         before = PartialStore(self.target).folder / self.source.result_member(level - 1)
-        return stores.average_region(before, tile.write, stores.downsampling_factors(finer, coarser))
+        return stores.average_region(before, region, stores.downsampling_factors(finer, coarser))
 
-    def _filter(self, tile: tiling.Tile) -> np.ndarray:
+    def _filter(self, region: tiling.Region) -> np.ndarray:
+        # the space before the region, its tiles, and the space after it
+        chunks = tuple(
+            (
+                place.start,
+                *(min(size, place.stop - at) for at in range(place.start, place.stop, size)),
+                extent - place.stop,
+            )
+            for place, size, extent in zip(region, self.tile, self.source.shape, strict=True)
+        )
+        tiles = tiling.Tiling(chunks, self.margins)
+        result = np.empty([place.stop - place.start for place in region], self.source.dtype)
+        for index in itertools.product(*(range(1, len(sizes) - 1) for sizes in chunks)):
+            tile = tiles.tile(index)
+            within = zip(tile.write, region, strict=True)
+            inside = tuple(slice(part.start - place.start, part.stop - place.start) for part, place in within)
+            result[inside] = self._filter_tile(tile)
+        return result
+
+    def _filter_tile(self, tile: tiling.Tile) -> np.ndarray:
         from permutohedral.dask.workers import limit_worker_cache
 
         limit_worker_cache()
@@ -161,21 +182,21 @@ def _axis(source: stores.ArraySource, letter: str) -> list[int]:
 
 
 def _begin(job: _Job, store: PartialStore, resume: bool) -> _Job:
-    """Create the store, or resume what an interrupted call left, in its tiles."""
+    """Create the store, or resume what an interrupted call left, in its blocks."""
     settings = {
         "input": asdict(job.source),
         "sigma_space": job.sigma_space,
         "sigma_color": job.sigma_color,
         "last change of the input": job.source.last_change(),
     }
-    tile = store.begin(settings, resume)
-    if tile is not None:
-        return replace(job, tile=tuple(tile))
+    block = store.begin(settings, resume)
+    if block is not None:
+        return replace(job, block=tuple(block))
     try:
-        stores.create_store(store.folder, job.source, job.tile)
+        stores.create_store(store.folder, job.source, job.block)
     except OSError as error:
         raise cannot_write(store.target, error) from error
-    store.record(settings, job.tile)
+    store.record(settings, job.block)
     return job
 
 
@@ -196,7 +217,7 @@ def _sigmas_in_samples(
 
 
 def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float) -> _Job:
-    """Choose tiles as large as a worker can filter, in whole chunks of the source where these are smaller."""
+    """Choose tiles as large as a worker can filter, and blocks of whole chunks: one or more tiles."""
     from permutohedral.dask.workers import count_fitting_points
 
     space, dtype = source.space, np.dtype(source.dtype)
@@ -219,10 +240,16 @@ def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], s
             f"memory of a worker fits {max_points:,} points, too few for tiles with margins of {max(margins)} samples; "
             "pass more memory, or a smaller sigma_space"
         )
-    tile = [1 if name == stores.TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
-    all_margins = [0] * len(tile)
+    tile, block, all_margins = list(source.shape), list(source.shape), [0] * len(source.shape)
     for axis, margin in zip(space, margins, strict=True):
         all_margins[axis] = margin
-        extent, chunk = min(side, source.shape[axis]), source.chunks[axis]
-        tile[axis] = extent - extent % chunk if extent < source.shape[axis] and chunk <= extent else extent
-    return _Job(source, target, sigmas, sigma_color, tuple(tile), tuple(all_margins))
+        tile[axis] = min(side, source.shape[axis])
+    for axis in _axis(source, stores.TIMES):
+        tile[axis] = 1
+    for axis, (extent, chunk) in enumerate(zip(source.shape, source.chunks, strict=True)):
+        # a TIFF may be a single chunk
+        least = min(chunk, tile[axis]) if source.kind == "tiff" else chunk
+        if tile[axis] < extent:
+            block[axis] = min(max(tile[axis] - tile[axis] % chunk, least), extent)
+            tile[axis] = min(tile[axis], block[axis])
+    return _Job(source, target, sigmas, sigma_color, tuple(tile), tuple(block), tuple(all_margins))

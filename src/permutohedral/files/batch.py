@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.files.formats.image import STREAM, check_output, format_of, list_images
-from permutohedral.files.settings import Progress
+from permutohedral.files.settings import PathLike, Progress, to_path
 
-PathLike = str | os.PathLike[str]
 # a file, a folder, or several of both
 Sources = PathLike | Sequence[PathLike]
 Errors = Literal["raise", "report"]
@@ -191,9 +190,9 @@ def _check_errors(errors: str) -> None:
         raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
 
 
-def optional_path(path: PathLike | None) -> Path | None:
-    """Convert a path, and keep None."""
-    return None if path is None else Path(path)
+def optional_path(name: str, path: PathLike | None) -> Path | None:
+    """Convert the argument `name` like `to_path`, and keep None."""
+    return None if path is None else to_path(name, path)
 
 
 def plan_files(
@@ -208,8 +207,9 @@ def plan_files(
 
     `list_folder` lists the sources in a folder. `check` raises if the result of a single source cannot be written.
     """
-    paths = [Path(sources)] if isinstance(sources, str | os.PathLike) else [Path(source) for source in sources]
-    output = Path(output)
+    several = isinstance(sources, Iterable) and not isinstance(sources, str | os.PathLike)
+    paths = [to_path("sources", source) for source in (sources if several else [sources])]
+    output = to_path("output", output)
     if len(paths) == 1 and not paths[0].is_dir():
         [source] = paths
         # one of several that is missing is an error of that file

@@ -20,12 +20,14 @@ from permutohedral.files import cloud_formats, cloud_models, cloud_scenes
 from permutohedral.files.atomic import replacing, write_bytes
 from permutohedral.files.cloud_scenes import Cropping, Scene
 from permutohedral.files.partial import PartialStore, check_settings
-from permutohedral.files.settings import Progress, check_positive, choose_device, reading
+from permutohedral.files.settings import Progress, check_positive, choose_device, reading, to_path
 from permutohedral.files.tasks import TaskPool, open_pool
 from permutohedral.files.tiling import cast_rounded, working_dtype
 
 # value of `field` for the coordinates
 _POSITION = "position"
+# fields of the LAS standard that are measured; the others are categories, counts and flags
+_MEASURED = ("intensity", "scan_angle", "scan_angle_rank", "gps_time", "red", "green", "blue", "nir")
 # larger chunks take more memory and are not faster
 _MAX_CHUNK_POINTS = 2_000_000
 # of the experiment's lattice U-Net
@@ -53,7 +55,7 @@ def smooth_cloud(
         input: `.las` or `.laz` file.
         output: `.las` or `.laz` file to write, a copy but for the smoothed field. An existing file is replaced.
         sigma_space: standard deviation of the Gaussian, in units of the coordinates.
-        field: "position", or a numeric field such as "intensity".
+        field: "position", or a measured field such as "intensity". Classes, counts and flags raise `InputError`.
         workers: worker processes to start; 0 computes in this process.
         memory: limit per worker, such as "2GiB"; default: an equal share.
         scheduler: address of an existing Dask scheduler to use instead.
@@ -68,7 +70,7 @@ def smooth_cloud(
         DataError: the input cannot be read.
         StorageError: the output cannot be written.
     """
-    input, output = Path(input), Path(output)
+    input, output = to_path("input", input), to_path("output", output)
     for name, path in (("input", input), ("output", output)):
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{name} is {path}; pass a file that ends with .las or .laz")
@@ -146,11 +148,13 @@ def _open_scan(path: Path, field: str) -> _Scan:
 
     with reading(f"the point cloud {path}"), laspy.open(path) as reader:
         header = reader.header
+    form = header.point_format
+    measured = (*_MEASURED, *form.extra_dimension_names)
     # fields with several numbers per point are left out
-    fields = {each.name: each for each in header.point_format.dimensions if each.num_elements == 1}
-    names = [name for name in fields if name not in ("X", "Y", "Z")]
-    if field != _POSITION and field not in names:
-        raise InputError(f"field is {field!r}; {path} has {_POSITION}, {', '.join(names)}")
+    fields = {each.name: each for each in form.dimensions if each.name in measured and each.num_elements == 1}
+    if field not in (_POSITION, *fields):
+        reason = "which cannot be averaged" if field in form.dimension_names else f"which {path} lacks"
+        raise InputError(f"field is {field!r}, {reason}; pass {', '.join((_POSITION, *fields))}")
     fits = _fits_float32(np.asarray(header.maxs) - np.asarray(header.mins), np.asarray(header.scales))
     if field != _POSITION:
         kind = fields[field]
@@ -258,14 +262,14 @@ def segment_cloud(
         DataError: the input or the model cannot be read.
         StorageError: the output cannot be written.
     """
-    input, output = Path(input), Path(output)
+    input, output = to_path("input", input), to_path("output", output)
     cloud_formats.check_same_format(input, output)
     if image is not None:
         from permutohedral.files.figure import check_ending
 
-        check_ending(Path(image))
+        check_ending(to_path("image", image))
     where = choose_device(device)
-    network, description = cloud_models.load_segmenter(None if model is None else Path(model))
+    network, description = cloud_models.load_segmenter(None if model is None else to_path("model", model))
     cloud = cloud_formats.read_cloud(input)
     scene = cloud_scenes.make_scene(cloud.positions, above=description.above)
 
@@ -326,7 +330,7 @@ def train_cloud(
         DataError: a file cannot be read.
         StorageError: a file cannot be written, or the checkpoint is damaged.
     """
-    paths, output = [Path(each) for each in inputs], Path(output)
+    paths, output = [to_path("inputs", each) for each in inputs], to_path("output", output)
     if output.suffix != ".safetensors":
         raise InputError(f"output is {output}; pass a name that ends with .safetensors")
     for name, number in (("num_steps", num_steps), ("num_crops", num_crops)):
@@ -345,7 +349,7 @@ def train_cloud(
         description = cloud_models.Description(_NETWORK_OPTIONS, chosen)
         network = description.build()
     else:
-        network, description = cloud_models.load_segmenter(Path(start))
+        network, description = cloud_models.load_segmenter(to_path("start", start))
         if len(description.classes) != len(chosen):
             raise InputError(f"start {start} has {len(description.classes)} classes; pass a model with {len(chosen)}")
         description = replace(description, classes=chosen)

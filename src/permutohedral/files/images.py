@@ -97,7 +97,7 @@ def filter_image(
         InputError: a file cannot be read, or the format of the output cannot hold the image.
         StorageError: an output cannot be written.
     """
-    place, files = batch.optional_path(guide), batch.plan_files(sources, output, recursive)
+    place, files = batch.optional_path("guide", guide), batch.plan_files(sources, output, recursive)
     batch.check_companions(place, files)
     sigmas = sigma_space, sigma_color
 

@@ -19,7 +19,7 @@ from permutohedral.files.formats.image import ImageData, check_output, read_imag
 from permutohedral.files.formats.maps import Map, check_map_output, list_maps, read_map, write_map
 from permutohedral.files.formats.metadata import Metadata
 from permutohedral.files.images import check_same_size, size_of
-from permutohedral.files.settings import Progress
+from permutohedral.files.settings import Progress, to_path
 from permutohedral.files.transparency import hide_colors
 from permutohedral.guided.maps import guide_and_sigma
 
@@ -82,7 +82,7 @@ def upsample_map(
         unknown: number that marks unknown samples.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    photos, weights = Path(guide), batch.optional_path(sample_weight)
+    photos, weights = to_path("guide", guide), batch.optional_path("sample_weight", sample_weight)
     files = batch.plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
 
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
@@ -124,7 +124,7 @@ def solve_map(
         sigma_luma, sigma_chroma, unknown: see `upsample_map`.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    photos, weights = Path(guide), batch.optional_path(sample_weight)
+    photos, weights = to_path("guide", guide), batch.optional_path("sample_weight", sample_weight)
     files = batch.plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
 
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
@@ -204,7 +204,7 @@ def colorize_image(
         smoothness: see `ph.bilateral_solver`.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    place = Path(strokes)
+    place = to_path("strokes", strokes)
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
         image = read_image(source)

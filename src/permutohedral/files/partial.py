@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from permutohedral.errors import InputError
+from permutohedral.errors import InputError, StorageError
 from permutohedral.files.atomic import cannot_write, write_bytes
 
 _NOTES = ".permutohedral"
@@ -99,7 +99,10 @@ class PartialStore:
             yield
             self._mark(part).touch()
         except OSError as error:
-            raise cannot_write(self.target, error) from error
+            raise StorageError(
+                f"cannot write {self.folder}: {error.strerror or error}; its finished parts are kept; make room, then "
+                "continue with --resume, in Python resume=True"
+            ) from error
 
     def finish(self) -> None:
         """Rename the folder to the target, and delete the previous target.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,10 +121,11 @@ def segment_image(
         InputError: a file cannot be read or does not fit, or the format of the output changes colors.
         StorageError: an output cannot be written.
     """
-    given = [batch.optional_path(place) for place in (labels, probabilities, trimap)]
+    places = {"labels": labels, "probabilities": probabilities, "trimap": trimap}
+    given = [batch.optional_path(name, place) for name, place in places.items()]
     if sum(place is not None for place in given) != 1:
         raise InputError("labels, probabilities, trimap: pass exactly one of them")
-    drawn = batch.optional_path(overlay)
+    drawn = batch.optional_path("overlay", overlay)
     where = choose_device(device)
     size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
     check_count("batch_size", size, least=1)
@@ -155,6 +157,7 @@ def segment_image(
             assert label_place is not None
             path = batch.find_companion(label_place, source)
             before = label_maps.read_label_map(path, black_is_a_label)
+            _warn_of_trimap(path, before)
             check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
             energies = ph.crf.energies_from_labels(
                 before.labels, len(before.colors), certainty=certainty, unknown=label_maps.UNKNOWN
@@ -207,6 +210,17 @@ def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[labe
     return label_maps.LabelMap(given.argmax(dim=0), label_maps.palette(len(given))), ph.crf.energies_from_probabilities(
         given
     )
+
+
+def _warn_of_trimap(path: Path, given: label_maps.LabelMap) -> None:
+    """Warn if a label map has the gray levels of a trimap."""
+    levels = set((given.colors * given.levels).round().int().flatten().tolist())
+    if len(given.colors) == 3 and levels == _GRABCUT_LEVELS - {0} and bool((given.labels == label_maps.UNKNOWN).any()):
+        warnings.warn(
+            f"{path} has the gray levels of a GrabCut trimap, but is used as a label map; pass --trimap, in Python "
+            "trimap=, to find the foreground",
+            stacklevel=2,
+        )
 
 
 def _read_trimap(path: Path, source: Path, pixels: Tensor) -> _Item:

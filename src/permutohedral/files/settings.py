@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from permutohedral.errors import DataError, InputError, PermutohedralError
@@ -13,6 +15,7 @@ from permutohedral.errors import DataError, InputError, PermutohedralError
 if TYPE_CHECKING:
     import torch
 
+PathLike = str | os.PathLike[str]
 # progress callback: called with the amount done, the total, and the name of the stage
 Progress = Callable[[float, float, str], None]
 # extent of a tile with its margins, in pixels; an image of no more pixels is filtered in one call
@@ -38,6 +41,16 @@ class SegmentationSettings:
     strength: float = 4.0
     smoothness: float = 1.0
     num_iterations: int = 10
+
+
+def to_path(name: str, value: PathLike) -> Path:
+    """Convert the argument `name`; raise `InputError` unless it is a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(
+            f"{name} is of type {type(value).__name__}; pass the path of a file, or call a function of arrays, such as "
+            "ph.bilateral_filter"
+        )
+    return Path(value)
 
 
 def check_positive(name: str, value: float) -> None:

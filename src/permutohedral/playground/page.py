@@ -112,4 +112,6 @@ async def build_page(photo: Path | None, sessions: dict[str, Session]) -> None:
 
     ui.context.client.on_delete(forget)
     await ui.context.client.connected()
-    await page.load()
+    # a client that never connects is deleted
+    if session.key in sessions:
+        await page.load()

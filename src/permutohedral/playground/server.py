@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -63,6 +64,11 @@ class Playground:
 
 def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C; port 0 chooses a free one. `announce` is called with the address."""
+    if photo is not None:
+        from permutohedral.playground.photos import read_photo
+
+        # errors of later photos appear on the page
+        read_photo(photo, str(photo))
     listener = _listen(host, port)
     port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
@@ -79,10 +85,13 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
     if open_browser:
         # a browser may start slowly
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    # after Ctrl-C the server has closed all sockets, and raises the signal again
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-    _end(playground)
+    # after Ctrl-C or SIGTERM the server has closed all sockets, and raises the signal again
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        _end(playground)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -112,7 +112,10 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
             return replace(found, metadata=metadata, format=image.format)
     except UnidentifiedImageError as error:
         hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
-        raise InputError(f"{path} is not an image in a format that Pillow reads{hint}") from error
+        if isinstance(source, io.BytesIO) and not source.getbuffer():
+            raise InputError("stdin is empty; pipe an image into the command") from error
+        name = "stdin" if path == STREAM else path
+        raise InputError(f"{name} is not an image in a format that Pillow reads{hint}") from error
     except (InputError, ModuleNotFoundError):
         raise
     # decoders of some formats raise any exception for a damaged file
@@ -220,7 +223,8 @@ def check_output(path: Path, image: ImageData | None = None) -> None:
         if path.is_dir():
             raise InputError(f"cannot write {path}: it is a folder")
         if format_of(path) not in Image.SAVE:
-            raise InputError(f"cannot write {path}: {path.suffix or 'no ending'} names no known format; try .png")
+            reason = f"{path.suffix} names no known format" if path.suffix else "its name has no ending"
+            raise InputError(f"cannot write {path}: {reason}; try .png")
     if image is not None:
         channels = image.pixels.shape[0] + (image.alpha is not None)
         _check_format(_output_format(image, path), path, channels, image.levels > 255)
@@ -253,7 +257,10 @@ def write_image(image: ImageData, path: Path) -> list[str]:
         write_bytes(path, content)
         return lost
     try:
-        sys.stdout.buffer.write(content)
+        # with PYTHONUNBUFFERED the system may write a part only
+        rest = memoryview(content)
+        while rest:
+            rest = rest[sys.stdout.buffer.write(rest) :]
         sys.stdout.buffer.flush()
     except OSError as error:
         raise StorageError(f"cannot write to stdout: {error.strerror or error}") from error

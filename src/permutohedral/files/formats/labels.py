@@ -122,15 +122,30 @@ def blend_labels(photo: Tensor, labels: LabelMap) -> Tensor:
 def read_probabilities(path: Path, height: int, width: int) -> Tensor:
     """Read probabilities of labels, float32 `[labels, height, width]`, from a .npy file."""
     array = load_array(path)
-    if array.dtype.kind != "f" or array.ndim != 3:
-        raise InputError(f"{path} must hold one array of probabilities, of floats [labels, height, width]")
-    if array.shape[1:] != (height, width) or array.shape[0] < 2:
-        hint = "; transpose it: np.moveaxis(p, -1, 0)" if array.shape[:2] == (height, width) else ""
-        raise InputError(f"{path} must have the shape [labels, {height}, {width}], got {list(array.shape)}{hint}")
+    if array.dtype.kind != "f":
+        raise InputError(f"{path} must hold probabilities, of floats, got {array.dtype} of shape {list(array.shape)}")
+    if array.ndim != 3 or array.shape[1:] != (height, width) or array.shape[0] < 2:
+        raise InputError(
+            f"{path} must have the shape [labels, {height}, {width}], got {list(array.shape)}"
+            f"{_shape_hint(array.shape, height, width)}"
+        )
     probabilities = torch.from_numpy(array.astype(np.float32))
     if bool(probabilities.isnan().any()) or float(probabilities.min()) < 0 or float(probabilities.max()) > 1 + 1e-3:
         raise InputError(f"{path} holds numbers outside of 0 to 1; apply a softmax to the scores of a network")
     return probabilities
+
+
+def _shape_hint(shape: tuple[int, ...], height: int, width: int) -> str:
+    """Return how to make probabilities of a common wrong shape fit, "" for other shapes."""
+    if shape == (height, width):
+        return "; for one label among two, save np.stack([1 - p, p])"
+    if shape[0] == 1 and shape[2:] == (height, width):
+        return "; save p[0], without the batch"
+    if len(shape) == 3 and shape[:2] == (height, width):
+        return "; transpose it: np.moveaxis(p, -1, 0)"
+    if len(shape) == 3 and shape[1] < height and shape[2] < width:
+        return "; enlarge it with `permutohedral image upsample`, or scale the photo"
+    return ""
 
 
 def check_exact(path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -58,10 +59,18 @@ def load_array(path: Path) -> NDArray[Any]:
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
+        # NumPy takes any other file for a pickle, and asks for an option that would run its code
+        if isinstance(error, ValueError) and not _is_npy(path):
+            raise InputError(f"{path} is not a .npy file; write one with np.save") from error
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays; save one array as .npy")
     return array
+
+
+def _is_npy(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
 
 
 def _read_floats(path: Path) -> NDArray[Any] | None:
