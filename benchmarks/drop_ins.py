@@ -39,7 +39,8 @@ def build_rloss(checkout: str) -> Callable[..., None]:
         interface, library = Path(folder, "interface.cpp"), Path(folder, "library.so")
         interface.write_text(_INTERFACE)
         files = [interface, source / "bilateralfilter.cpp", source / "permutohedral.cpp"]
-        command: list[str | Path] = ["g++", "-O3", "-shared", "-fPIC", "-fopenmp", "-w", f"-I{source}", "-o", library, *files]
+        flags = ["-O3", "-shared", "-fPIC", "-fopenmp", "-w", f"-I{source}"]
+        command: list[str | Path] = ["g++", *flags, "-o", library, *files]
         subprocess.run(command, check=True)
         function = ctypes.CDLL(str(library)).run
     buffer = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
