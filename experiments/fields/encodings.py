@@ -110,6 +110,8 @@ class Field(nn.Module):
         smooth: softplus in place of ReLU, and the distance to a sphere added, for signed distances.
     """
 
+    curve: Tensor
+
     def __init__(self, encoding: nn.Module, d: int, channels: int, hidden: int, smooth: bool) -> None:
         super().__init__()
         self.encoding, self.smooth = encoding, smooth

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ import permutohedral as ph
 from experiments.experiment import Experiment
 from experiments.fields.encodings import Field, FrequencyEncoding, HashGrid, level_resolutions, permutohedral_encoding
 from experiments.fields.tasks import Image, LightField, Surface, Task, Waves
-from experiments.report import TITLE, Column, Page, Table, by_row, new_figure
+from experiments.report import TITLE, WEIGHTS, Column, Page, Table, by_row, new_figure
 from experiments.results import FORBID_EXTRA, Result, replacing, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
@@ -28,9 +30,9 @@ EncodingName = Literal["permutohedral", "grid", "frequency"]
 # scores during a training, before the last one
 _MARKS = 7
 CAPTIONS = {
-    "image": "A mosaic of photographs, 20 megapixels: PSNR in dB.",
-    "surface": "A signed distance from points with normals. Errors are 1/1000 of the extent of the cube.",
-    "light": "A light field that changes with time: PSNR in dB.",
+    "image": "A mosaic of photographs, 20 megapixels: PSNR in dB (milliseconds of a step).",
+    "surface": "A signed distance from points with normals: errors in thousandths of the cube, and of normals.",
+    "light": "A light field that changes with time: PSNR in dB (milliseconds of a step).",
     "waves": "Waves of one length in d dimensions: PSNR in dB (milliseconds of a step).",
 }
 
@@ -56,6 +58,7 @@ class FieldsConfig:
         photographs: of the mosaic.
         test_points: positions to evaluate on.
         backend: of our encoding; "reference" is plain torch.
+        compiled: train with `torch.compile`, which has no second derivatives for "surface".
         seed: of weights, shifts and batches.
     """
 
@@ -75,6 +78,7 @@ class FieldsConfig:
     photographs: int = 132
     test_points: int = 2**17
     backend: Literal["auto", "reference"] = "auto"
+    compiled: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,38 +115,29 @@ def build_field(config: FieldsConfig, d: int, table_size: int, task: Task) -> Fi
 def run(config: FieldsConfig, options: RunOptions) -> tuple[dict[str, Any], dict[str, float]]:
     """Train and evaluate the fields of one row."""
     started = time.perf_counter()
-    metrics: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     with nullcontext() if config.backend == "auto" else ph.backends.use(config.backend):
         for d in config.dimensions:
             for power in config.table_sizes:
                 task = make_task(config, d, options)
                 field = build_field(config, d, 2**power, task).to(options.device)
-                metrics[f"{d}, {power}"] = train(field, task, config, options, f"-{d}-{power}")
-        examples = {"truth": task.draw(None), "field": task.draw(field)} if config.task != "waves" else {}
-    with replacing(_examples_path(config.name, config.seed, options)) as partial:
-        pictures = {name: (255 * picture).round().byte().cpu().numpy() for name, picture in examples.items()}
-        np.savez_compressed(partial, **pictures)
-    return metrics, {"all": time.perf_counter() - started}
-
-
-class _Marked(nn.Module):
-    """A field in training with its scores so far, which its checkpoints hold, too."""
-
-    curve: Tensor
-
-    def __init__(self, field: Field) -> None:
-        super().__init__()
-        self.field = field
-        self.register_buffer("curve", torch.zeros(_MARKS, dtype=torch.float64))
+                fields[f"d={d}, 2^{power}"] = train(field, task, config, options, f"-{d}-{power}")
+        pictures = {"truth": task.draw(None), "field": task.draw(field)}
+    examples = {name: (255 * picture).round().byte().cpu().numpy() for name, picture in pictures.items()}
+    with replacing(_examples_path(config.name, config.seed, options)) as unfinished:
+        np.savez_compressed(unfinished, **examples)
+    return {"fields": fields, "weights": count_weights(field)}, {"all": time.perf_counter() - started}
 
 
 def train(field: Field, task: Task, config: FieldsConfig, options: RunOptions, suffix: str) -> dict[str, Any]:
-    """Train a field; return its scores, those on the way, and seconds of training without batches and scores.
+    """Train a field; return its scores, those on the way, and the median time of a step without its batch.
 
-    Without a GPU, seconds are processor time.
+    Without a GPU it is processor time.
     """
-    settings, marked, others = config.training, _Marked(field), 0.0
+    settings, seconds, ended = config.training, list[float](), 0.0
     every = max(1, settings.steps // (_MARKS + 1))
+    # a buffer is in the checkpoints
+    field.register_buffer("curve", torch.zeros(_MARKS, dtype=torch.float64, device=options.device))
 
     def clock() -> float:
         if options.device.type != "cuda":
@@ -151,37 +146,27 @@ def train(field: Field, task: Task, config: FieldsConfig, options: RunOptions, s
         return time.perf_counter()
 
     def batch(step: int) -> tuple[Tensor, ...]:
-        nonlocal others
-        started = clock()
+        nonlocal ended
+        seconds.append(clock() - ended)
         mark, rest = divmod(step, every)
         if rest == 0 and 0 < mark <= _MARKS:
-            marked.curve[mark - 1] = task.evaluate(field, config.test_points // 8)[task.score]
+            field.curve[mark - 1] = task.evaluate(field, config.test_points // 8)[task.score]
         drawn = task.batch(settings.batch_size, config.seed * 1_000_003 + step)
-        others += clock() - started
+        ended = clock()
         return drawn
 
     # as in Instant-NGP: rows of the table that few positions reach take steps of full length
     groups = [{"params": list(field.parameters()), "betas": (0.9, 0.99), "eps": 1e-15}]
-    started = clock()
-    steps = fit(
-        marked,
-        lambda *drawn: task.loss(field, *drawn),
-        settings,
-        options,
-        checkpoint_folder(config, options, suffix),
-        batch=batch,
-        groups=groups,
-        capture=options.device.type == "cuda",
-    )
-    step_seconds = (clock() - started - others) / max(1, steps)
+    folder, capture = checkpoint_folder(config, options, suffix), options.device.type == "cuda"
+    loss = partial(task.loss, torch.compile(field) if config.compiled else field)
+    fit(field, loss, settings, options, folder, batch=batch, groups=groups, capture=capture)
     write_weights(weights_path(config, options.output, suffix), field)
-    scores = task.evaluate(field.eval(), config.test_points)
+    scores = task.evaluate(field, config.test_points)
     return {
         **scores,
-        "curve": [round(value, 6) for value in [*marked.curve.tolist(), scores[task.score]]],
-        "weights": count_weights(field),
-        "step_milliseconds": round(1000 * step_seconds, 2),
-        "training_seconds": round(step_seconds * settings.steps, 2),
+        "curve": [round(value, 6) for value in [*field.curve.tolist(), scores[task.score]]],
+        # the first one began before the training; a resumed training may have no step left
+        "step_milliseconds": round(1000 * statistics.median(seconds[1:]), 2) if seconds[1:] else None,
     }
 
 
@@ -190,86 +175,57 @@ def _examples_path(name: str, seed: int, options: RunOptions) -> Path:
 
 
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
-    """Report a table for each task, pictures, and scores over time."""
+    """Report a table and a figure for each task."""
     tasks = {name: [result for result in results if result.config["task"] == name] for name in CAPTIONS}
-    tables = [make_table(name, rows) for name, rows in tasks.items() if rows]
-    drawn = {name: draw_pictures(rows, options) for name, rows in tasks.items() if rows and name != "waves"}
-    figures = {f"{name}.png": (CAPTIONS[name], figure) for name, figure in drawn.items() if figure is not None}
-    figures["curves.png"] = ("Scores over the time of training", draw_curves(tasks))
+    figures = {f"{name}.png": (CAPTIONS[name], draw(name, rows, options)) for name, rows in tasks.items() if rows}
     text = (
         "Fields behind the same network of two hidden layers. Tables have equal levels, rows and features, and as many "
         "lattice points as grid points per volume. Milliseconds are those of a step: loss, gradients and update, "
-        "without drawing the batch; without a GPU they are processor time. Learning rates and finest levels were "
-        "chosen for each encoding on shorter trainings."
+        "without drawing the batch; without a GPU they are processor time. Curves are scores over these times."
     )
+    tables = [make_table(name, rows) for name, rows in tasks.items() if rows]
     return [Page("Neural fields", text, tables, figures=figures)]
 
 
 def make_table(task: str, rows: Sequence[Result]) -> Table:
     """Return the table of a task.
 
-    >>> metrics = {"5, 14": {"psnr": 30.0, "step_milliseconds": 20.0, "weights": 7000}}
+    >>> metrics = {"weights": 7000, "fields": {"d=5, 2^14": {"psnr": 30.0, "step_milliseconds": 20.0}}}
     >>> print(str(make_table("light", [Result("fields", "a", {"title": "A"}, metrics, 0)])).splitlines()[-1])
-    | A | 30.00 | 20 | 7,000 |
+    | A | 7,000 | 30.00 (20) |
     """
-    keys = sorted({key for row in rows for key in row.metrics}, key=lambda key: tuple(map(int, key.split(", "))))
-    columns = [TITLE]
-    if task == "waves":
-        for key in keys:
-            paths = f"metrics/{key}/psnr", f"metrics/{key}/step_milliseconds"
-            columns.append(Column(f"d = {key.split(', ')[0]}", paths, "{:.1f} ({:.0f})"))
-        return Table(columns, rows, CAPTIONS[task], task)
-    for key in keys:
-        d, power = key.split(", ")
+    columns = [TITLE, WEIGHTS]
+    for key in dict.fromkeys(key for row in rows for key in row.metrics["fields"]):
+        place = f"metrics/fields/{key}"
         if task == "surface":
-            columns += [
-                Column("near", f"metrics/{key}/near", factor=1000),
-                Column("anywhere", f"metrics/{key}/anywhere", factor=1000),
-                Column("normals, degrees", f"metrics/{key}/degrees"),
-            ]
+            columns += [Column(name, f"{place}/{name}", factor=1000) for name in ("near", "anywhere")]
+            columns += [Column("degrees", f"{place}/degrees"), Column("ms", f"{place}/step_milliseconds", "{:.0f}")]
         else:
-            columns.append(Column(f"d = {d}, 2^{power}", f"metrics/{key}/psnr"))
-    columns.append(Column("ms", f"metrics/{keys[-1]}/step_milliseconds", "{:.0f}"))
-    columns.append(Column("weights", f"metrics/{keys[-1]}/weights", "{:,}"))
+            columns.append(Column(key, (f"{place}/psnr", f"{place}/step_milliseconds"), "{:.2f} ({:.0f})"))
     return Table(columns, rows, CAPTIONS[task], task)
 
 
-def draw_pictures(results: Sequence[Result], options: RunOptions) -> Any:
-    """Draw the truth and the last field of every row; None if no row left a picture."""
-    pictures: dict[str, Any] = {}
+def draw(task: str, results: Sequence[Result], options: RunOptions) -> Any:
+    """Draw the truth, the last field of every row, and scores over the seconds of training."""
+    pictures, curves = {}, {}
     for runs in by_row(results).values():
+        title, last = runs[0].config["title"], list(runs[0].metrics["fields"].values())[-1]
+        each = (last["step_milliseconds"] or 0) / 1000 * runs[0].config["training"]["steps"] / (_MARKS + 1)
+        curves[title] = [(each * (mark + 1), score) for mark, score in enumerate(last["curve"])]
         path = _examples_path(runs[0].name, runs[0].seed, options)
         if path.is_file():
             with np.load(path) as content:
-                pictures |= {"truth": content["truth"], runs[0].config["title"]: content["field"]}
-    if not pictures:
-        return None
-    figure = new_figure(2.2 * len(pictures), 2.45)
-    for axis, (title, picture) in zip(
-        figure.subplots(1, len(pictures), squeeze=False)[0], pictures.items(), strict=True
-    ):
+                pictures |= {"truth": content["truth"], title: content["field"]}
+    figure = new_figure(2.2 * len(pictures) + 3.2, 2.5)
+    *axes, last_axis = figure.subplots(1, len(pictures) + 1, squeeze=False, width_ratios=[2.2] * len(pictures) + [3])[0]
+    for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
         axis.imshow(picture, interpolation="nearest")
         axis.set_title(title, fontsize=8)
         axis.set(xticks=[], yticks=[])
-    return figure
-
-
-def draw_curves(tasks: Mapping[str, Sequence[Result]]) -> Any:
-    """Draw the scores of the largest tables over the seconds of training."""
-    shown = {task: rows for task, rows in tasks.items() if rows and task != "waves"}
-    figure = new_figure(3.6 * max(1, len(shown)), 2.8)
-    for axis, (task, rows) in zip(
-        figure.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items(), strict=False
-    ):
-        for row in rows:
-            metrics = list(row.metrics.values())[-1]
-            curve = metrics["curve"]
-            seconds = [metrics["training_seconds"] * (mark + 1) / len(curve) for mark in range(len(curve))]
-            axis.plot(seconds, curve, marker=".", label=row.config["title"])
-        axis.set(xlabel="seconds of training", ylabel="error" if task == "surface" else "PSNR, dB", title=task)
-        if task == "surface":
-            axis.set_yscale("log")
-        axis.legend(fontsize=6)
+    for title, curve in curves.items():
+        last_axis.plot(*zip(*curve, strict=True), marker=".", label=title)
+    last_axis.set(xlabel="seconds of training", ylabel="error" if task == "surface" else "PSNR, dB", xscale="log")
+    last_axis.legend(fontsize=6)
     return figure
 
 
