@@ -107,7 +107,7 @@ class Field(nn.Module):
         d: of the positions.
         channels: of the result.
         hidden: channels of the two hidden layers.
-        smooth: softplus in place of ReLU, and the distance to a sphere added, for signed distances.
+        smooth: for signed distances, with softplus in place of ReLU.
     """
 
     curve: Tensor
@@ -125,6 +125,6 @@ class Field(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Evaluate the field."""
-        centered = 2 * positions - 1
-        values: Tensor = self.network(torch.cat([self.encoding(positions), centered], dim=1))
-        return values + (centered.norm(dim=1, keepdim=True) - 0.7) / 2 if self.smooth else values
+        values: Tensor = self.network(torch.cat([self.encoding(positions), 2 * positions - 1], dim=1))
+        # all of the space starts outside of the surface
+        return values + 0.1 if self.smooth else values

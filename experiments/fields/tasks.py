@@ -224,12 +224,12 @@ class Surface(Task):
         return self.cloud[chosen], self.normals[chosen], self.positions(points // 2, generator)
 
     def loss(self, field: Function, cloud: Tensor, normals: Tensor, free: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the loss: zero on the cloud, its normals, gradients of length one, few zeros elsewhere."""
+        """Return the loss: zero on the cloud, its normals, gradients of length one, and a small volume inside."""
         values, gradients = value_and_gradient(field, torch.cat([cloud, free]), create_graph=True)
         on, off = values.split(len(cloud))
         eikonal = (gradients.norm(dim=1) - 1).square().mean()
         aligned = (gradients[: len(cloud)] - normals).norm(dim=1).mean()
-        return 30 * on.abs().mean() + aligned + eikonal + 0.1 * (-50 * off.abs()).exp().mean()
+        return 30 * on.abs().mean() + aligned + eikonal + 0.5 * torch.sigmoid(-50 * off).mean()
 
     def evaluate(self, field: Function, points: int) -> dict[str, float]:
         """Return mean absolute errors near the surface and anywhere, and the mean angle between normals."""
