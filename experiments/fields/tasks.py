@@ -124,9 +124,9 @@ class Waves(Task):
     def __init__(self, d: int, device: torch.device) -> None:
         super().__init__(d, device)
         generator = torch.Generator().manual_seed(d)
-        directions = F.normalize(torch.randn(12, d, generator=generator), dim=1)
-        self.waves = (2 * math.pi * 2 * directions).T.to(device)
-        self.mixed = torch.randn(12, 3, generator=generator).to(device)
+        directions = F.normalize(torch.randn(8, d, generator=generator), dim=1)
+        self.waves = (2 * math.pi * directions).T.to(device)
+        self.mixed = 0.5 * torch.randn(8, 3, generator=generator).to(device)
 
     def values(self, positions: Tensor) -> Tensor:
         """Return the values, between 0 and 1."""
