@@ -25,7 +25,7 @@ def level_resolutions(levels: int, coarsest: float, finest: float, axes: Tensor)
     return (steps[:, None] * axes.double()).clamp_min(1.0)
 
 
-def permutohedral_encoding(resolutions: Tensor, features: int, table_size: int) -> nn.Module:
+def permutohedral_encoding(resolutions: Tensor, features: int, table_size: int) -> ph.nn.PermutohedralEncoding:
     """Return our encoding, with as many lattice points per volume as a grid of these resolutions has."""
     levels, d = resolutions.shape
     sigmas = 1 / (resolutions * (d + 1) ** (1 - 1 / (2 * d)))

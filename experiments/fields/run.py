@@ -122,10 +122,13 @@ def run(config: FieldsConfig, options: RunOptions) -> tuple[dict[str, Any], dict
                 task = make_task(config, d, options)
                 field = build_field(config, d, 2**power, task).to(options.device)
                 fields[f"d={d}, 2^{power}"] = train(field, task, config, options, f"-{d}-{power}")
-        pictures = {"truth": task.draw(None), "field": task.draw(field)}
-    examples = {name: (255 * picture).round().byte().cpu().numpy() for name, picture in pictures.items()}
-    with replacing(_examples_path(config.name, config.seed, options)) as unfinished:
-        np.savez_compressed(unfinished, **examples)
+        pictures = {"truth": task.draw(None), "field": task.draw(field)} if config.task != "waves" else {}
+    examples: dict[str, Any] = {
+        name: (255 * picture).round().byte().cpu().numpy() for name, picture in pictures.items()
+    }
+    if examples:
+        with replacing(_examples_path(config.name, config.seed, options)) as unfinished:
+            np.savez_compressed(unfinished, **examples)
     return {"fields": fields, "weights": count_weights(field)}, {"all": time.perf_counter() - started}
 
 
@@ -177,7 +180,8 @@ def _examples_path(name: str, seed: int, options: RunOptions) -> Path:
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     """Report a table and a figure for each task."""
     tasks = {name: [result for result in results if result.config["task"] == name] for name in CAPTIONS}
-    figures = {f"{name}.png": (CAPTIONS[name], draw(name, rows, options)) for name, rows in tasks.items() if rows}
+    drawn = {name: draw(name, rows, options) for name, rows in tasks.items() if rows and name != "waves"}
+    figures = {f"{name}.jpg": (CAPTIONS[name], figure) for name, figure in drawn.items()}
     text = (
         "Fields behind the same network of two hidden layers. Tables have equal levels, rows and features, and as many "
         "lattice points as grid points per volume. Milliseconds are those of a step: loss, gradients and update, "
@@ -207,7 +211,8 @@ def make_table(task: str, rows: Sequence[Result]) -> Table:
 
 def draw(task: str, results: Sequence[Result], options: RunOptions) -> Any:
     """Draw the truth, the last field of every row, and scores over the seconds of training."""
-    pictures, curves = {}, {}
+    pictures: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     for runs in by_row(results).values():
         title, last = runs[0].config["title"], list(runs[0].metrics["fields"].values())[-1]
         each = (last["step_milliseconds"] or 0) / 1000 * runs[0].config["training"]["steps"] / (_MARKS + 1)
@@ -224,7 +229,7 @@ def draw(task: str, results: Sequence[Result], options: RunOptions) -> Any:
         axis.set(xticks=[], yticks=[])
     for title, curve in curves.items():
         last_axis.plot(*zip(*curve, strict=True), marker=".", label=title)
-    last_axis.set(xlabel="seconds of training", ylabel="error" if task == "surface" else "PSNR, dB", xscale="log")
+    last_axis.set(xlabel="seconds of training", ylabel="error" if task == "surface" else "PSNR, dB")
     last_axis.legend(fontsize=6)
     return figure
 
