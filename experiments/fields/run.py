@@ -19,7 +19,7 @@ import permutohedral as ph
 from experiments.experiment import Experiment
 from experiments.fields.encodings import Field, FrequencyEncoding, HashGrid, level_resolutions, permutohedral_encoding
 from experiments.fields.tasks import Image, LightField, Surface, Task, Waves
-from experiments.report import TITLE, WEIGHTS, Column, Page, Table, by_row, new_figure
+from experiments.report import TITLE, Column, Page, Table, by_row, new_figure
 from experiments.results import FORBID_EXTRA, Result, replacing, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
@@ -185,7 +185,8 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     text = (
         "Fields behind the same network of two hidden layers. Tables have equal levels, rows and features, and as many "
         "lattice points as grid points per volume. Milliseconds are those of a step: loss, gradients and update, "
-        "without drawing the batch; without a GPU they are processor time. Curves are scores over these times."
+        "without drawing the batch; without a GPU they are processor time. Curves are scores over these times. Numbers of "
+        "weights are in `runs/`; frequencies have no table."
     )
     tables = [make_table(name, rows) for name, rows in tasks.items() if rows]
     return [Page("Neural fields", text, tables, figures=figures)]
@@ -194,11 +195,11 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
 def make_table(task: str, rows: Sequence[Result]) -> Table:
     """Return the table of a task.
 
-    >>> metrics = {"weights": 7000, "fields": {"d=5, 2^14": {"psnr": 30.0, "step_milliseconds": 20.0}}}
+    >>> metrics = {"fields": {"d=5, 2^14": {"psnr": 30.0, "step_milliseconds": 20.0}}}
     >>> print(str(make_table("light", [Result("fields", "a", {"title": "A"}, metrics, 0)])).splitlines()[-1])
-    | A | 7,000 | 30.00 (20) |
+    | A | 30.00 (20) |
     """
-    columns = [TITLE, WEIGHTS]
+    columns = [TITLE]
     for key in dict.fromkeys(key for row in rows for key in row.metrics["fields"]):
         place = f"metrics/fields/{key}"
         if task == "surface":
