@@ -185,8 +185,8 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     text = (
         "Fields behind the same network of two hidden layers. Tables have equal levels, rows and features, and as many "
         "lattice points as grid points per volume. Milliseconds are those of a step: loss, gradients and update, "
-        "without drawing the batch; without a GPU they are processor time. Curves are scores over these times. Numbers of "
-        "weights are in `runs/`; frequencies have no table."
+        "without drawing the batch; without a GPU they are processor time. Curves are scores over these times. "
+        "Numbers of weights are in `runs/`; frequencies have no table."
     )
     tables = [make_table(name, rows) for name, rows in tasks.items() if rows]
     return [Page("Neural fields", text, tables, figures=figures)]
