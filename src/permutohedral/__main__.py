@@ -24,6 +24,7 @@ def main() -> None:
             # an error while the interpreter ends would print a traceback
             sys.stdout.flush()
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except OSError as error:
         _explain_output(error)
@@ -61,6 +62,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Exit immediately during an import, which could swallow or replace the exception."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"interrupted\n")
             os._exit(INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt

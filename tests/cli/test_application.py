@@ -86,6 +86,35 @@ def test_names_the_missing_output(command: list[str]) -> None:
     assert "OUTPUT is missing after photo.jpg" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("filter", "Did you mean 'image filter' or 'array filter'?"), ("train", "Did you mean 'cloud train'?")],
+)
+def test_names_the_group_of_a_command(typed: str, meant: str) -> None:
+    result = CliRunner().invoke(application, [typed, "photo.jpg", "out.png"])
+    assert result.exit_code == 2
+    assert meant in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "advice"),
+    [
+        ("filter_image", "image filter a.png b.png", ""),
+        ("segment_image", "image segment a.png l.png b.png", "; the same command with --resume continues"),
+        ("filter_array", "array filter a.zarr b.zarr", "; the same command with --resume continues"),
+        ("smooth_cloud", "cloud smooth a.laz b.laz", "; the same command with --resume continues"),
+        ("train_cloud", "cloud train a.laz b.safetensors", "; the same command with --resume continues"),
+    ],
+)
+def test_ctrl_c_names_resume(function: str, arguments: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ph.files, function, interrupt, raising=False)
+    result = CliRunner().invoke(application, arguments.split())
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", f"interrupted{advice}\n")
+
+
 def test_backends_agree_with_the_package() -> None:
     report = json.loads(CliRunner().invoke(application, ["backends", "--json"]).stdout)
     assert report["version"] == ph.__version__

@@ -108,6 +108,9 @@ def test_smooths_a_field(tmp_path: Path) -> None:
     features = torch.from_numpy((np.array(before.xyz) - np.array(before.xyz).min(axis=0)) / 3)
     wanted = ph.gaussian_filter(torch.from_numpy(np.asarray(before.intensity, np.float64))[:, None], features)[:, 0]
     np.testing.assert_allclose(after.intensity, wanted, rtol=0, atol=0.6)
-    code, _, errors = invoke(*command, "height")
-    assert code == 1
-    assert "field is 'height'" in errors
+    for field, reason in (("height", "lacks"), ("classification", "averaged"), ("point_source_id", "averaged")):
+        code, _, errors = invoke(*command, field)
+        assert code == 1
+        assert f"field is '{field}', which " in errors
+        assert reason in errors
+        assert errors.endswith("; pass position, intensity, scan_angle, gps_time\n")

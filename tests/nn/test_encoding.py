@@ -65,11 +65,11 @@ def test_levels_that_fit_have_no_collisions() -> None:
     """Every lattice point within bounds has its own row; `bounds=None` hashes the same level."""
     positions = 2 * positions_of(20_000, 3) - 1
     shift = [[0.1, 0.2, 0.3]]
-    keys, _ = encoding_oracle.find_simplices((to_numpy(positions) + np.longdouble(shift)) / 0.09)
+    places = (to_numpy(positions).astype(np.longdouble) + np.array(shift)) / 0.09
+    keys, _ = encoding_oracle.find_simplices(places)
     rows = {}
     for bounds in ((-1.0, 1.0), None):
-        options = {"num_levels": 1, "table_size": 3000, "sigmas": [0.09], "features_per_level": 1, "bounds": bounds}
-        layer = make(3, shifts=shift, **options)
+        layer = make(3, num_levels=1, table_size=3000, sigmas=[0.09], shifts=shift, features_per_level=1, bounds=bounds)
         layer(positions).sum().backward()
         assert layer.table.grad is not None
         rows[bounds] = int((layer.table.grad != 0).sum())

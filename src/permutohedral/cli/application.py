@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from permutohedral.cli import arrays, clouds, images
 from permutohedral.cli.shared import Json, handle_errors
@@ -20,7 +21,21 @@ stdout is not a terminal, only requested output is printed.
 Exit codes: 0 done; 1 failed, with the reason on stderr; 2 usage error; 130 interrupted with Ctrl-C.
 """
 
+
+class _Application(TyperGroup):
+    """All commands; a command that is typed without its group raises an error that names the groups."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that `args` begin with."""
+        groups = [name for name, group in self.commands.items() if args[0] in getattr(group, "commands", ())]
+        if groups and not ctx.resilient_parsing:
+            names = " or ".join(f"'{name} {args[0]}'" for name in groups)
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {names}?")
+        return super().resolve_command(ctx, args)
+
+
 application = typer.Typer(
+    cls=_Application,
     help=_HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -63,9 +78,7 @@ def demo(
 def playground(
     photo: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[PHOTO]", help="First photo.", show_default="one of scikit-image", exists=True, dir_okay=False
-        ),
+        typer.Argument(metavar="[PHOTO]", help="First photo.", show_default="one of scikit-image"),
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; the default serves this machine only.")

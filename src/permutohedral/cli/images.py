@@ -22,7 +22,9 @@ Paths = Annotated[
         help="Images, folders of images, or - for stdin; then the result, - for stdout, or a folder for several.",
     ),
 ]  # fmt: skip
-Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="Result, - for stdout, or a folder for several.")]
+Output = Annotated[
+    Path, typer.Argument(metavar="OUTPUT", help="Result, - for an image on stdout, or a folder for several.")
+]
 Guide = Annotated[Path, typer.Argument(metavar="GUIDE", help="Photo, or a folder of photos with the same names.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also process the folders in a folder.")]
 SigmaSpace = Annotated[float, typer.Option(callback=positive, metavar="PIXELS", help="Bandwidth in space.")]

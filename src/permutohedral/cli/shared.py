@@ -31,9 +31,12 @@ STREAM = Path("-")
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Print errors that the user can fix as one line on stderr, and exit with code 1."""
+    """Print errors that the user can fix as one line on stderr, and exit with code 1; after Ctrl-C with 130."""
     try:
         yield
+    except KeyboardInterrupt as error:
+        typer.echo("; ".join(("interrupted", *error.args)), err=True)
+        raise typer.Exit(130) from error
     except ModuleNotFoundError as error:
         extra = _EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -72,7 +75,11 @@ def call_job(name: str, **options: Any) -> Any:
 
     with warnings.catch_warnings(), progress_bar() as progress:
         warnings.showwarning = lambda message, *_: typer.echo(f"note: {message}", err=True)
-        return getattr(files, name)(**options, progress=progress)
+        try:
+            return getattr(files, name)(**options, progress=progress)
+        except KeyboardInterrupt as error:
+            error.args = ("the same command with --resume continues",) * ("resume" in options)
+            raise
 
 
 def run_batch(name: str, options: dict[str, Any]) -> None:

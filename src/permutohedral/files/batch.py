@@ -207,8 +207,9 @@ def plan_files(
 
     `list_folder` lists the sources in a folder. `check` raises if the result of a single source cannot be written.
     """
-    several = isinstance(sources, Iterable) and not isinstance(sources, str | os.PathLike)
-    paths = [to_path("sources", source) for source in (sources if several else [sources])]
+    is_one = isinstance(sources, str | os.PathLike) or not isinstance(sources, Iterable)
+    given: Any = [sources] if is_one else sources
+    paths = [to_path("sources", source) for source in given]
     output = to_path("output", output)
     if len(paths) == 1 and not paths[0].is_dir():
         [source] = paths

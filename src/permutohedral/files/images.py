@@ -14,10 +14,10 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.files import batch
-from permutohedral.files.batch import Errors, PathLike, Sources
+from permutohedral.files.batch import Errors, Sources
 from permutohedral.files.formats.image import check_output, read_image, write_image
 from permutohedral.files.image_tiles import filter_in_tiles
-from permutohedral.files.settings import Progress
+from permutohedral.files.settings import PathLike, Progress
 from permutohedral.files.transparency import fill_hidden, filter_by_alpha, hide_colors
 from permutohedral.models.image_denoiser import NO_NOISE, Denoiser
 from permutohedral.models.noise_level import estimate_noise

@@ -14,12 +14,12 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.files import batch
-from permutohedral.files.batch import Errors, PathLike, Sources
+from permutohedral.files.batch import Errors, Sources
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.formats.maps import Map, check_map_output, list_maps, read_map, write_map
 from permutohedral.files.formats.metadata import Metadata
 from permutohedral.files.images import check_same_size, size_of
-from permutohedral.files.settings import Progress, to_path
+from permutohedral.files.settings import PathLike, Progress, to_path
 from permutohedral.files.transparency import hide_colors
 from permutohedral.guided.maps import guide_and_sigma
 

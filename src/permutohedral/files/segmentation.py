@@ -14,11 +14,11 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.files import batch
-from permutohedral.files.batch import Errors, PathLike, Sources
+from permutohedral.files.batch import Errors, Sources
 from permutohedral.files.formats import labels as label_maps
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.images import check_same_size
-from permutohedral.files.settings import Progress, SegmentationSettings, choose_device
+from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, choose_device
 from permutohedral.files.transparency import hide_colors
 from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.ops.tensors import check_count

@@ -1,0 +1,1 @@
+"""Neural fields: the permutohedral encoding next to a hash grid and a frequency encoding."""
