@@ -141,14 +141,12 @@ def render(report: dict[str, Any]) -> list[str]:
         if row["sigma_color"] not in SHOWN_SIGMAS_RANGE:
             continue
         cells = [f"{round(255 * row['noise'])}/255, {row['sigma_space']:g} px, {row['sigma_color']:g}"]
-        for method in METHODS:
-            if method == "auto":
-                cells.append(" or ".join(row["chosen"]))
-            found = row[method]
-            cells += [f"{found['error']:.4f}", f"{found['worst']:.3f}", f"{found['milliseconds']:.1f} ms"]
+        lattice, auto = row["lattice"], row["auto"]
+        cells += [f"{lattice['error']:.4f}", f"{lattice['worst']:.3f}", f"{lattice['milliseconds']:.1f}"]
+        cells += [" or ".join(row["chosen"]), f"{auto['error']:.4f}", f"{auto['worst']:.3f}"]
         table.append([*cells, f"{row['time_ratio']:.2f}", missed(row)])
-    headers = ["noise, bandwidths", "lattice: error", "worst", "time"]
-    headers += ["auto uses", "error", "worst", "time", "time / lattice", "misses"]
+    headers = ["noise, bandwidths", "lattice: error", "worst", "ms"]
+    headers += ["auto uses", "error", "worst", "time / lattice", "misses"]
     count = sum(not missed(row) for row in report["rows"])
     return [
         markdown_table(headers, table, text_columns=range(len(headers))),

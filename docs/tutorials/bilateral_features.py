@@ -80,8 +80,8 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
 # --------------
 #
 # Time in a video, normals of a surface or channels of a network can be features, too. ``ph.features.join`` concatenates
-# them. Every dimension costs: a point touches ``d + 1`` lattice points, and a filter of size ``s`` has ``(s + 1)^(d +
-# 1) - s^(d + 1)`` taps. Use learned filters up to about six dimensions; the separable Gaussian goes further.
+# them. Every dimension adds lattice points and :doc:`taps <choosing_s_and_scale>`. Use learned filters up to about six
+# dimensions; the separable Gaussian goes further.
 
 time = torch.full((height * width, 1), 3.0)
 video = ph.features.join(target, time / 2.0)

@@ -80,6 +80,5 @@ print(
 )
 
 # %%
-# The gradient with respect to a feature is exact, but it jumps where a point moves into the next simplex, like that of
-# ReLU at zero. A learned scale changes the lattice at every step, so ``learn_sigma`` takes features, not a lattice.
+# A learned scale changes the lattice at every step, so ``learn_sigma`` takes features, not a lattice.
 # Embeddings are learned in the same way: compute the features with a network, and its weights get gradients.

@@ -52,8 +52,7 @@ north, south = make_town(seed=1), make_town(seed=2)
 # Train
 # -----
 #
-# Crops of the towns are rotated, mirrored, scaled and thinned. Real scans need the default of 1,500 steps with 8 crops,
-# minutes on a GPU. This town needs 20 steps.
+# Real scans need the default of 1,500 steps with 8 crops, minutes on a GPU. This town needs 20 steps.
 
 classes = {"ground": (GROUND,), "tree": (TREE,), "house": (HOUSE,)}
 model = folder / "model.safetensors"
