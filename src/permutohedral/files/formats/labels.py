@@ -144,7 +144,9 @@ def _shape_hint(shape: tuple[int, ...], height: int, width: int) -> str:
     if len(shape) == 3 and shape[:2] == (height, width):
         return "; transpose it: np.moveaxis(p, -1, 0)"
     if len(shape) == 3 and shape[1] < height and shape[2] < width:
-        return "; enlarge it with `permutohedral image upsample`, or scale the photo"
+        return (
+            "; enlarge it with torch.nn.functional.interpolate(p[None], size, mode='bilinear')[0], or scale the photo"
+        )
     return ""
 
 
