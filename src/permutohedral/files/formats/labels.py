@@ -139,7 +139,7 @@ def _shape_hint(shape: tuple[int, ...], height: int, width: int) -> str:
     """Return how to make probabilities of a common wrong shape fit, "" for other shapes."""
     if shape == (height, width):
         return "; for one label among two, save np.stack([1 - p, p])"
-    if shape[0] == 1 and shape[2:] == (height, width):
+    if shape[:1] == (1,) and shape[2:] == (height, width):
         return "; save p[0], without the batch"
     if len(shape) == 3 and shape[:2] == (height, width):
         return "; transpose it: np.moveaxis(p, -1, 0)"
