@@ -38,7 +38,7 @@ def _prepare(inputs: Inputs, dimension: int, backward: bool) -> Prepared:
         few = 2**12
         exact = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, dtype=torch.float64)
         exact.load_state_dict(layer.state_dict())
-        return relative_error(features[:few].cpu(), exact(positions[0][:few].cpu().double()))
+        return relative_error(features[:few].cpu(), exact(positions[0][:few].cpu().double()).detach())
 
     def contender(name: str, backend: str | None, note: str = "") -> Contender:
         def run(number: int) -> Any:

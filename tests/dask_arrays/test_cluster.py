@@ -43,10 +43,10 @@ def test_dashboard_is_local(client: Any) -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_workers_print_errors_only(client: Any) -> None:
-    """Dask warns when a worker uses most of its memory, as planned."""
+def test_workers_print_nothing(client: Any) -> None:
+    """Dask warns when a worker uses most of its memory, as planned, and loses the scheduler at the end."""
     [level] = client.run(lambda: logging.getLogger("distributed").level).values()
-    assert level == logging.ERROR
+    assert level == logging.CRITICAL
 
 
 def test_ctrl_c_does_not_end_workers(client: Any) -> None:

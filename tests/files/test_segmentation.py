@@ -219,7 +219,7 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
         "an image": ([photo, out, "--probabilities", labels], "labels.png is not a .npy file"),
         "one label": ([photo, out, "--probabilities", folder / "one.npy"], "got [40, 50]; for one label"),
         "a batch": ([photo, out, "--probabilities", folder / "batch.npy"], "got [1, 2, 40, 50]; save p[0]"),
-        "coarse": ([photo, out, "--probabilities", folder / "coarse.npy"], "got [2, 20, 25]; enlarge it with"),
+        "coarse": ([photo, out, "--probabilities", folder / "coarse.npy"], "got [2, 20, 25]; enlarge it with torch"),
         "no file": ([photo, folder / "absent.png", out], "absent.png"),
         "a trimap that is decided": ([photo, save(folder / "t.png", 255 * disk()), out, "--trimap"], "gray"),
     }

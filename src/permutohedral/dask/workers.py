@@ -30,8 +30,8 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
     # zarr passes chunks to its threads in batches: for small chunks, single ones take longer than decompression
     "ZARR_CODEC_PIPELINE__BATCH_SIZE": "16",
-    # Dask warns when a worker is slow to end, or uses most of its memory, as planned
-    "DASK_LOGGING__DISTRIBUTED": "error",
+    # workers log that they use most of their memory, as planned, and lose the scheduler at the end; tasks raise errors
+    "DASK_LOGGING__DISTRIBUTED": "critical",
 }
 _SETTINGS = {
     # the default of 10ms takes a hundredth of the time
@@ -76,6 +76,7 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
                 memory_limit="auto" if memory is None else memory,
                 # the dashboard shows file names, so it listens on this machine only
                 dashboard_address="127.0.0.1:0",
+                # a worker that computes is slow to end
                 silence_logs=logging.ERROR,
             )
             client = stack.enter_context(Client(stack.enter_context(cluster)))

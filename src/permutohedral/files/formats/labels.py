@@ -139,12 +139,14 @@ def _shape_hint(shape: tuple[int, ...], height: int, width: int) -> str:
     """Return how to make probabilities of a common wrong shape fit, "" for other shapes."""
     if shape == (height, width):
         return "; for one label among two, save np.stack([1 - p, p])"
-    if shape[0] == 1 and shape[2:] == (height, width):
+    if shape[:1] == (1,) and shape[2:] == (height, width):
         return "; save p[0], without the batch"
     if len(shape) == 3 and shape[:2] == (height, width):
         return "; transpose it: np.moveaxis(p, -1, 0)"
     if len(shape) == 3 and shape[1] < height and shape[2] < width:
-        return "; enlarge it with `permutohedral image upsample`, or scale the photo"
+        return (
+            "; enlarge it with torch.nn.functional.interpolate(p[None], size, mode='bilinear')[0], or scale the photo"
+        )
     return ""
 
 
