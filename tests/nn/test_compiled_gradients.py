@@ -54,6 +54,12 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
             (image(20, 2), 3 * image(20, 2)),
             (),
         ),
+        # the window makes up for a table near zero
+        "PermutohedralEncoding": (
+            ph.nn.PermutohedralEncoding(2, 2, table_size=50, window=[1e5, 2e5], dtype=torch.float64),
+            (image(20, 2),),
+            (),
+        ),
         "PointSplat": (ph.nn.PointSplat(2, 3, 2), (image(20, 2), 3 * image(20, 2)), (FINE,)),
         "DeformSlice": (ph.nn.DeformSlice(2, 2), (ON_FINE,), (FINE,)),
     },

@@ -158,8 +158,13 @@ def filter_planes(
         build_lattice(join(places, colors(part, sigma_color)), neighborhood_size=0, separable=True)
         for part in images.split(size)
     ]
-    results = torch.empty_like(planes) if out is None else out
-    for part, lattice, result in zip(planes.split(size), lattices, results.split(size), strict=True):
-        filtered = gaussian_filter(part.flatten(2).transpose(1, 2), None, lattice=lattice, normalization="none")
-        result.copy_(filtered.transpose(1, 2).unflatten(-1, space))
-    return results
+    rows = (part.flatten(2).transpose(1, 2) for part in planes.split(size))
+    filtered = (
+        gaussian_filter(part, None, lattice=lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
+        for part, lattice in zip(rows, lattices, strict=True)
+    )
+    if out is None:
+        return torch.cat([*filtered])
+    for result, part in zip(out.split(size), filtered, strict=True):
+        result.copy_(part)
+    return out
