@@ -160,7 +160,7 @@ def test_smooths_fields_of_many_digits(tmp_path: Path) -> None:
         smooth_cloud(path, tmp_path / "out.las", sigma_space=2.0, field=field)
         found = np.asarray(laspy.read(tmp_path / "out.las")[field])
         np.testing.assert_allclose(found, np.asarray(scan[field]), rtol=0, atol=1e-6)
-    with pytest.raises(InputError, match="field is 'normal', .*pass position, intensity"):
+    with pytest.raises(InputError, match=r"field is 'normal', .*pass position, intensity"):
         smooth_cloud(path, tmp_path / "out.las", sigma_space=2.0, field="normal")
 
 

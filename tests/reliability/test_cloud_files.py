@@ -59,7 +59,7 @@ def test_smoothing_on_a_full_disk(ending: str, room: int, tmp_path: Path) -> Non
     target.write_text("before")
     if source.stat().st_size <= room:
         room = source.stat().st_size // 2
-    with largest_file(room), pytest.raises(StorageError, match="File too large; .*(unchanged|--resume)"):
+    with largest_file(room), pytest.raises(StorageError, match=r"File too large; .*(unchanged|--resume)"):
         smooth_cloud(source, target, sigma_space=1.0)
     assert target.read_text() == "before"
     smooth_cloud(source, target, sigma_space=1.0, resume=True)
