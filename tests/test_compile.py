@@ -86,6 +86,15 @@ def test_bilateral_filter() -> None:
     compare(lambda image: ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.5), draw(2, 3, 4, 5))
 
 
+def test_bandwidths_that_change_reuse_the_graph() -> None:
+    def smooth(image: Tensor, sigma: float) -> Tensor:
+        return ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.5)
+
+    compiled, image = torch.compile(smooth, fullgraph=True, backend="aot_eager"), draw(3, 4, 5)
+    for sigma in (2.0, 3.0, 4.0):
+        assert_close(compiled(image, sigma), smooth(image, sigma))
+
+
 def test_lattice_built_outside() -> None:
     lattice = ph.build_lattice(draw(20, 2, seed=1))
 

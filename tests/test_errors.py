@@ -315,7 +315,7 @@ FILTERS: dict[str, ErrorCase] = {
     "integer_image": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), **SIGMAS),
         InputError,
-        "image must be floating or uint8, got torch.int16.*image / 65535",
+        "image must be floating or uint8, got torch.int16.*65535",
     ),
     "integer_guide": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.int16)),

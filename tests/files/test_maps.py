@@ -12,6 +12,7 @@ import tifffile
 from image_files import invoke
 from PIL import Image
 
+import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.files.formats.maps import read_map
 
@@ -43,6 +44,20 @@ def test_sixteen_bits_keep_their_range_and_follow_the_edge(tmp_path: Path, mode:
         assert image.mode.startswith("I")
         found = np.asarray(image).astype(float)
     assert abs(found - np.where(edge(), 3000, 1000)).max() < most
+
+
+def test_samples_at_points_keep_their_range(tmp_path: Path) -> None:
+    """Every 4th pixel of a map; means of cells would overshoot."""
+    photo, fine = save_photo(tmp_path / "photo.png"), np.where(edge(), 3000.0, 1000.0)
+    np.save(tmp_path / "coarse.npy", fine[::4, ::4])
+    result = invoke("upsample", tmp_path / "coarse.npy", photo, tmp_path / "out.npy", "--sampling", "point")
+    assert result.exit_code == 0, result.output
+    expected = ph.files.upsample_map(tmp_path / "coarse.npy", photo, tmp_path / "same.npy", sampling="point")
+    assert expected[0].error is None
+    found = np.load(tmp_path / "out.npy")
+    np.testing.assert_array_equal(found, np.load(tmp_path / "same.npy"))
+    ph.files.upsample_map(tmp_path / "coarse.npy", photo, tmp_path / "area.npy")
+    assert abs(found - fine).max() < abs(np.load(tmp_path / "area.npy") - fine).max()
 
 
 def test_floats_keep_their_range(tmp_path: Path) -> None:

@@ -280,6 +280,17 @@ def test_resume_skips_finished_photos(tmp_path: Path, random: np.random.Generato
     assert [result["resumed"] for result in results] == [True, True, False, True, True]
     assert (tmp_path / "out" / "2.png").read_bytes() == expected
     assert (tmp_path / "out" / "3.png").read_bytes() == b"kept"
+    results = json.loads(segment(*arguments, "--overlay", tmp_path / "over").stdout)
+    assert not any(result["resumed"] for result in results)
+    assert len(list((tmp_path / "over").iterdir())) == len(results)
+
+
+def test_rejects_a_trimap_with_colors(tmp_path: Path, random: np.random.Generator) -> None:
+    photo, strokes = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "strokes.png", coarse_labels())
+    result = segment(photo, strokes, tmp_path / "out.png", "--trimap")
+    assert result.exit_code == 1
+    assert "strokes.png must be gray, but has colors" in " ".join(result.stderr.split())
+    assert not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

@@ -202,6 +202,12 @@ def upsample(
     num_iterations: Annotated[
         int | None, typer.Option(min=0, metavar="NUMBER", help="Corrections, or iterations.", show_default="by mode")
     ] = None,
+    sampling: Annotated[
+        Literal["area", "point"],
+        typer.Option(
+            help="area: samples of the map are means of cells; point: it was made by taking every n-th pixel."
+        ),
+    ] = "area",
     smoothness: Smoothness = 0.3,
     sample_weight: Weight = None,
     unknown: Unknown = None,
@@ -211,7 +217,7 @@ def upsample(
     """Upsample small maps to the size of photos, along their edges.
 
     Maps of depth, flow, labels or color: images of 8 and 16 bits, TIFF of floats, and .npy [height, width] or
-    [channels, height, width]. Results keep the range. NaN and transparent pixels are filled. Overwrites OUTPUT
+    [channels, height, width]. Results keep the units. NaN and transparent pixels are filled. Overwrites OUTPUT
     atomically. If one of several maps fails, the others are still processed, and the exit code is 1.
 
     Needs the extra images.

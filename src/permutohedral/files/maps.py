@@ -56,6 +56,7 @@ def upsample_map(
     sigma_luma: float = 0.12,
     sigma_chroma: float = 0.05,
     num_iterations: int | None = None,
+    sampling: Literal["area", "point"] = "area",
     smoothness: float = 0.3,
     sample_weight: PathLike | None = None,
     unknown: float | None = None,
@@ -66,7 +67,7 @@ def upsample_map(
     """Upsample small maps to the size of photos, along the edges of the photos.
 
     Maps are images of 8 or 16 bits, TIFF files of floats, or .npy files `[height, width]` or `[channels, height,
-    width]`. The result keeps their range and bits. NaN and transparent pixels are filled.
+    width]`. The result keeps their units and bits. NaN and transparent pixels are filled.
 
     Args:
         sources: maps, or folders of maps.
@@ -77,6 +78,7 @@ def upsample_map(
         sigma_luma: bandwidth in brightness; white is 1.
         sigma_chroma: bandwidth in color, if the guide has colors.
         num_iterations: corrections or iterations of the mode; default by mode.
+        sampling: see `ph.upsample`.
         smoothness: see `ph.bilateral_solver`.
         sample_weight: image (white is certain) or .npy file, or a folder of them; 0 is unknown.
         unknown: number that marks unknown samples.
@@ -94,7 +96,7 @@ def upsample_map(
             )
         return ph.upsample(
             given.values, guide, sigma_space=sigma_space, sigma_color=sigma_guide, mode=mode,
-            sample_weight=weight, num_iterations=num_iterations, smoothness=smoothness,
+            sample_weight=weight, num_iterations=num_iterations, sampling=sampling, smoothness=smoothness,
         )  # fmt: skip
 
     return _process_maps(compute, files, photos, sigma_luma, sigma_chroma, weights, unknown, errors, progress)

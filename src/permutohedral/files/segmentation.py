@@ -31,6 +31,8 @@ _GRABCUT_LEVELS, _GRABCUT_BACKGROUND = {0, 64, 128, 255}, 64
 # iterations between two reports; each call of the field costs about one iteration more
 _ITERATIONS_PER_REPORT = 5
 _GPU_BATCH_SIZE = 8
+# largest difference of a channel from gray in a trimap
+_MOST_COLOR = 0.1
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def segment_image(
         num_iterations: mean-field iterations.
         device: "auto", "cpu" or "cuda".
         batch_size: number of photos of equal size that are computed in one call; default 1 on a CPU, else 8.
-        resume: skip photos whose result exists.
+        resume: skip photos whose result, and overlay, exist; their settings are not compared.
         recursive, errors, progress: see `filter_image`.
 
     Raises:
@@ -178,12 +180,15 @@ def segment_image(
         seconds = (time.perf_counter() - started) / len(items)
         return [(each, seconds) for each in labels]
 
+    def overlay_of(source: Path) -> Path | None:
+        return drawn / f"{source.stem}.png" if drawn is not None and drawn.is_dir() else drawn
+
     def write(source: Path, output: Path, item: _Item, computed: tuple[Tensor, float]) -> SegmentedImage:
         before, (labels, seconds) = item.before, computed
         after = replace(before, labels=labels)
         # the overlay first: resume looks for the label map
-        if drawn is not None:
-            path = drawn / f"{source.stem}.png" if drawn.is_dir() else drawn
+        path = overlay_of(source)
+        if path is not None:
             write_image(ImageData(label_maps.blend_labels(item.pixels, after)), path)
         label_maps.write_label_map(after, output)
         known = before.labels != label_maps.UNKNOWN
@@ -193,7 +198,11 @@ def segment_image(
         num_labels = len(before.colors)
         return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
 
-    done = {output for _, output in files if resume and output.is_file()}
+    done = {
+        output
+        for source, output in files
+        if resume and all(path is None or path.is_file() for path in (output, overlay_of(source)))
+    }
     todo = [pair for pair in files if pair[1] not in done]
     results = iter(
         batch.process_in_stages(read, compute, write, SegmentedImage, todo, errors, progress, batch_size=size)
@@ -226,6 +235,9 @@ def _warn_of_trimap(path: Path, given: label_maps.LabelMap) -> None:
 def _read_trimap(path: Path, source: Path, pixels: Tensor) -> _Item:
     image = read_image(path)
     gray = image.pixels.mean(dim=0)
+    # JPEG changes gray a little
+    if float((image.pixels - gray).abs().max()) > _MOST_COLOR:
+        raise InputError(f"{path} must be gray, but has colors; pass colored strokes as labels, without --trimap")
     # JPEG and scaling change black and white a little
     background, foreground = gray < 0.05, gray > 0.95
     unknown = ~background & ~foreground

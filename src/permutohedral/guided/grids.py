@@ -54,7 +54,8 @@ class Grids:
         if any(coarse > fine for coarse, fine in zip(self.coarse, self.fine, strict=True)):
             raise InputError(
                 f"guide must have at least as many samples as the map along each axis, got {list(self.fine)} for a map "
-                f"of {list(self.coarse)}; pass the coarse map first and the guide second"
+                f"of {list(self.coarse)}; pass the coarse map first and the guide second, both with channels first, "
+                "or both last with channels_last=True"
             )
 
     @property

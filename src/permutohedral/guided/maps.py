@@ -96,7 +96,7 @@ def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.dev
     if maps.dim() <= spatial_dims or not maps.is_floating_point():
         raise InputError(
             f"{name} must be floating, with channels before {spatial_dims} axes of space, got {maps.dtype} of shape "
-            f"{tuple(maps.shape)}"
+            f"{tuple(maps.shape)}; pass one without channels as {name}[None]"
         )
     if maps.device != device:
         raise InputError(f"{name} is on {maps.device} but the guide on {device}; move one")

@@ -84,8 +84,8 @@ class ImageFormat:
             image = image / _WHITE
         if not image.is_floating_point():
             raise InputError(
-                f"{name} must be floating or uint8, got {data.dtype}; divide it by its white, for instance with "
-                f"{name} / 65535"
+                f"{name} must be floating or uint8, got {data.dtype}; divide it by its largest value, such as 65535, "
+                "and state sigma_color in the same units"
             )
         if not self.channels_last:
             return image

@@ -330,7 +330,8 @@ def positive_numbers(sigma: Sigma, name: str = "sigma", count: int | None = None
     [1.0, 2.5]
     """
     numbers = read_numbers(sigma, name, count)
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
+    # not math.isfinite, which torch.compile does not trace for a dynamic number
+    if not all(0 < number < math.inf for number in numbers):
         raise InputError(f"{name} must be positive and finite, got {sigma}")
     return numbers
 

@@ -25,9 +25,8 @@ def as_array(name: str, given: object, dtype: DTypeLike, axes: int) -> NDArray[A
         raise InputError(f"{name} must have {axes} axes, got shape {array.shape}")
     if not array.flags.c_contiguous:
         raise InputError(f"{name} must be C-contiguous; use np.ascontiguousarray")
-    if not array.flags.writeable:
-        raise InputError(f"{name} is read-only; pass a copy")
-    return array
+    # pydensecrf rejects read-only arrays, such as numpy.asarray(Image.open(...))
+    return array if array.flags.writeable else array.copy()
 
 
 def _from_buffer(name: str, given: object) -> NDArray[Any]:
