@@ -53,6 +53,7 @@ TUTORIALS = [
     "scattered_data",
     "train_a_pcnn",
     "learned_bandwidths",
+    "neural_field",
     "own_laser_scans",
     "choosing_s_and_scale",
     "speed_and_memory",

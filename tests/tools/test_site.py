@@ -49,6 +49,12 @@ def test_every_page_of_the_guide_starts_with_code() -> None:
         assert page.stem in ("index", "errors") or "```" in first_section, page
 
 
+def test_gallery_has_every_tutorial() -> None:
+    order = re.search(r"^TUTORIALS = \[(.*?)\]", (DOCS / "conf.py").read_text(), re.DOTALL | re.MULTILINE)
+    assert order is not None
+    assert sorted(re.findall(r'"(\w+)"', order[1])) == sorted(page.stem for page in TUTORIALS)
+
+
 def test_pages_stay_short() -> None:
     words = {page: len(page.read_text().split()) for page in [*DOCS.rglob("*.md"), *TUTORIALS]}
     guide = sum(count for page, count in words.items() if page.parent.name in ("guide", "tutorials"))
