@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,6 +86,8 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
     if open_browser:
         # a browser may start slowly
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    # NiceGUI looks at all objects when it stops, and one of torch's warns
+    warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     # after Ctrl-C or SIGTERM the server has closed all sockets, and raises the signal again
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
