@@ -155,6 +155,8 @@ class BilateralSolver:
         """Return the solution at the pixels, for targets `x (npixels, channels)` and confidences `w (npixels, 1)`."""
         import torch
 
+        from permutohedral.guided.conjugate_gradients import conjugate_gradients
+
         grid, device = self.grid, self.grid._cell_of_pixel.device
         targets, weights = np.asarray(x, np.float64), np.asarray(w, np.float64).reshape(-1, 1)
         if targets.ndim != 2 or len(targets) != grid.npixels or len(weights) != grid.npixels:
@@ -175,14 +177,9 @@ class BilateralSolver:
         diagonal = smoothness * (mass - 2 * grid.dim * scale * scale) + data
         # cells without confidence start at zero, where the notebook divides by zero
         start = torch.where(data > 0, right / data, 0.0)
-        solved = _conjugate_gradients(
-            apply,
-            right,
-            start,
-            diagonal.clamp(min=float(self.params["A_diag_min"])),
-            float(self.params["cg_tol"]),
-            int(self.params["cg_maxiter"]),
-        )
+        preconditioner = diagonal.clamp(min=float(self.params["A_diag_min"]))
+        iterations, tolerance = int(self.params["cg_maxiter"]), float(self.params["cg_tol"])
+        solved = conjugate_gradients(apply, right, preconditioner, start, iterations, tolerance)
         pixels: NDArray[Any] = solved[grid._cell_of_pixel].cpu().numpy()
         return pixels
 
@@ -273,25 +270,3 @@ def _bistochastize(grid: BilateralGrid, maxiter: int) -> tuple[Tensor, Tensor]:
     for _ in range(maxiter):
         scale = (scale * mass / grid._blur(scale)).sqrt()
     return scale, scale * grid._blur(scale)
-
-
-def _conjugate_gradients(
-    apply: Any, right: Tensor, start: Tensor, preconditioner: Tensor, tolerance: float, maxiter: int
-) -> Tensor:
-    """Solve for each column by itself, until its residual is `tolerance` of the right side."""
-    import torch
-
-    found, residual = start, right - apply(start)
-    limit = tolerance * right.norm(dim=0)
-    direction, energy = torch.zeros_like(right), torch.ones_like(limit)
-    for _ in range(maxiter):
-        active = residual.norm(dim=0) > limit
-        if not bool(active.any()):
-            break
-        scaled = residual / preconditioner
-        previous, energy = energy, (residual * scaled).sum(dim=0)
-        direction = scaled + energy / previous * direction
-        image = apply(direction)
-        length = torch.where(active, energy / (direction * image).sum(dim=0), 0.0)
-        found, residual = found + length * direction, residual - length * image
-    return found
