@@ -5,6 +5,8 @@ The interpreter does not multiply matrices of bfloat16; that is left to the suit
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 from interpreted.internals import blur, gaussian, lattice, splat, tuning
@@ -14,6 +16,7 @@ import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
+from permutohedral.ops.contract import PairwiseTables
 from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.neighborhood import Neighborhood, blur_gain
 
@@ -236,3 +239,41 @@ def test_the_gaussian_between_points_whatever_number_of_rows_was_made_room_for(
     for _ in range(2):
         with use_backend("triton"):
             assert_close(ph.gaussian_filter(values, features), expected)
+
+
+def far_apart(table: torch.Tensor) -> torch.Tensor:
+    """A copy of `[points, 3]` whose corners lie 2^30 elements apart, in memory that is not used in between."""
+    memory = torch.frombuffer(mmap.mmap(-1, ((2 << 30) + table.shape[0]) * table.element_size()), dtype=table.dtype)
+    return memory.as_strided(table.shape, (1, 1 << 30)).copy_(table)
+
+
+def test_corners_beyond_32_bits() -> None:
+    """Offsets of corners exceed 2^31 as soon as there are 2^31 / d points."""
+    near, weights = torch.randint(0, 5, (9, 3), dtype=torch.int32), torch.rand(9, 3)
+    vertices, barycentric = far_apart(near), far_apart(weights)
+    values, lattice_values = torch.randn(9, 4), torch.randn(5, 4)
+    axes = torch.randint(-1, 5, (6, 5), dtype=torch.int32)
+    assert_close(kernels.splat(values, vertices, barycentric, 5), reference.splat(values, near, weights, 5))
+    assert_close(kernels.slice(lattice_values, vertices, barycentric), reference.slice(lattice_values, near, weights))
+    assert_close(
+        kernels.barycentric_gradient(values, lattice_values, vertices),
+        reference.barycentric_gradient(values, lattice_values, near),
+    )
+    arguments = values, near, weights, axes, near, weights, 0.25
+    found = kernels.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 0.25)
+    assert_close(found, kernels.filter_gaussian(*arguments))
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5])
+@pytest.mark.parametrize("labels", [3, 7])
+def test_mean_field_beyond_32_bits(labels: int, power: float) -> None:
+    near, weights = torch.randint(0, 5, (9, 3), dtype=torch.int32), torch.rand(9, 3)
+    axes = torch.randint(-1, 5, (6, 5), dtype=torch.int32)
+    energies = torch.randn(1, labels, 9)
+
+    def run(vertices: torch.Tensor, barycentric: torch.Tensor) -> torch.Tensor:
+        pairwise = PairwiseTables(vertices, barycentric, axes, power, power, None, 0.3, False)
+        result: torch.Tensor = kernels.mean_field(energies, None, [pairwise], 2, False)[0]
+        return result
+
+    assert_close(run(far_apart(near), far_apart(weights)), run(near, weights))
