@@ -164,7 +164,9 @@ def segment(
         int | None,
         typer.Option(min=1, metavar="NUMBER", help="Photos of equal size in one call.", show_default="CPU 1, GPU 8"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip photos whose result exists.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip photos that have a result of the same options.")
+    ] = False,
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
