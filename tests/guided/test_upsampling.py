@@ -270,6 +270,15 @@ def test_warns_of_features_with_the_channels_last() -> None:
         ph.upsample(torch.rand(8, 10, 64), guide, mode="gaussian")
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU takes less time")
+@pytest.mark.filterwarnings("error")
+def test_warns_before_the_solver_upsamples_features() -> None:
+    features, guide = torch.rand(384, 16, 16), torch.rand(3, 224, 224)
+    with pytest.raises(UserWarning, match=r"coarse has 384 channels.*mode='gaussian' with num_iterations=0"):
+        ph.upsample(features, guide)
+    ph.upsample(features, guide, mode="gaussian", num_iterations=0)
+
+
 def test_upsampler_rejects_other_sizes() -> None:
     with pytest.raises(ph.errors.InputError, match="for maps of"):
         ph.guided.Upsampler(torch.zeros(1, 6, 8), (3, 4), mode="gaussian", sigma_color=0.1)(torch.zeros(1, 2, 2))

@@ -207,7 +207,7 @@ def upsample(
     sampling: Annotated[
         Literal["area", "point"],
         typer.Option(
-            help="area: samples of the map are means of cells; point: it was made by taking every n-th pixel."
+            help="area: samples of the map are means of cells; point: every n-th pixel, else results overshoot."
         ),
     ] = "area",
     smoothness: Smoothness = 0.3,
