@@ -241,6 +241,7 @@ def test_keeps_16_bit_dtypes() -> None:
         ({"coarse": torch.zeros(3, 4)}, "channels before"),
         ({"coarse": torch.zeros(1, 3, 4, dtype=torch.int16)}, "floating"),
         ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
+        ({"coarse": torch.full((1, 3, 4), torch.inf)}, "maps must be finite, or NaN"),
         ({"guide": torch.zeros(64, 96, 3)}, "^guide must be.*channels forward"),
         ({"guide": torch.zeros(3, 6, 8, dtype=torch.int16)}, "guide must be floating"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),

@@ -39,7 +39,7 @@ _MOST_SLOTS = 64
 _FEWEST_CHANNELS = 8
 # ratio of the scales along y and x at which maps with the channels last are suspected
 _MOST_DISTORTION = 4.0
-# from here on "solver" takes more than about 5 s on a CPU, and "gaussian" without corrections a hundredth of that
+# from here on "solver" takes about 5 s or more on two cores; for 384 channels 66 s, "gaussian" uncorrected 0.3 s
 _MANY_CHANNELS, _MANY_VALUES = 32, 10_000_000
 
 
@@ -286,7 +286,7 @@ def upsample(
         num_iterations: iterations of "solver", default 16; else corrections by the residual on the coarse grid,
             default 2.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
-            are the pixels at floor(i N / n). With the wrong one, "solver" overshoots at edges.
+            are the pixels at floor(i N / n). Taken for means, these overshoot at edges.
         smoothness: for "solver", see `bilateral_solver`.
         ridge: for "affine", the variance of the guide below which values do not follow it.
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
