@@ -300,6 +300,16 @@ def test_resume_compares_settings(tmp_path: Path, random: np.random.Generator, m
     assert out.read_bytes() == before
 
 
+def test_warns_of_a_bandwidth_in_bytes(tmp_path: Path, random: np.random.Generator) -> None:
+    """As pydensecrf takes it."""
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "labels.png", coarse_labels())
+    result = segment(photo, labels, tmp_path / "out.png", "--sigma-color", 13)
+    assert result.exit_code == 0
+    assert "sigma_color is 13, but white is 1" in " ".join(result.stderr.split())
+    result = invoke("filter", photo, tmp_path / "smooth.png", "--sigma-color", 25)
+    assert "sigma_color is 25, but white is 1" in " ".join(result.stderr.split())
+
+
 def test_rejects_a_trimap_with_colors(tmp_path: Path, random: np.random.Generator) -> None:
     photo, strokes = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "strokes.png", coarse_labels())
     result = segment(photo, strokes, tmp_path / "out.png", "--trimap")

@@ -54,6 +54,12 @@ def test_warns_if_the_image_stays_as_it_is(method: Any, guided: bool) -> None:
     torch.testing.assert_close(filtered, image, rtol=0, atol=0.05)
 
 
+def test_warns_of_a_bandwidth_in_bytes() -> None:
+    photo = np.zeros((8, 9, 3), np.uint8)
+    with pytest.warns(UserWarning, match=r"sigma_color is 25, but white is 1, .* pass 0.098 for 25 of 255"):
+        ph.bilateral_filter(photo, sigma_space=3.0, sigma_color=25, channels_last=True)
+
+
 @pytest.mark.filterwarnings("error")
 def test_does_not_warn_about_other_units() -> None:
     """Such as depth in meters, labels, flat images and noise."""
@@ -63,6 +69,7 @@ def test_does_not_warn_about_other_units() -> None:
     calls: list[tuple[torch.Tensor, torch.Tensor | None, float]] = [
         (photo / 255, None, 0.1), (photo, None, 25.0), (ramp, None, 0.1), (labels, None, 0.1),
         (ramp + 0.01 * torch.randn_like(ramp), None, 0.1), (photo, labels, 0.1), (torch.ones_like(photo), None, 1e-3),
+        (photo.byte(), None, 0.5),
         (torch.rand(3, 100, 120, device=DEVICE), None, 0.1), (torch.rand(3, 8, 9, device=DEVICE), None, 0.1),
     ]  # fmt: skip
     for image, guide, sigma in calls:

@@ -21,6 +21,7 @@ from permutohedral.files.images import check_same_size
 from permutohedral.files.partial import check_settings
 from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, choose_device
 from permutohedral.files.transparency import hide_colors
+from permutohedral.filters.bilateral import warn_of_large_sigma
 from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.ops.tensors import check_count
 
@@ -133,6 +134,7 @@ def segment_image(
     where = choose_device(device)
     size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
     check_count("batch_size", size, least=1)
+    warn_of_large_sigma(sigma_color)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
     kind = next(name for name, place in places.items() if place is not None)
     stored: dict[str, object] = {"input": kind, "black_is_a_label": black_is_a_label}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from permutohedral.ops.tracing import fusion_blocker, wants_gradient
 _FAR, _NO_CHANGE = 4.0, 0.01
 # in images of at least as many pixels, since the check takes 0.15 ms; about as many pairs of neighbors are looked at
 _FEWEST_PIXELS, _PAIRS = 10_000, 1024
+# bandwidth over colors, white is 1, beyond which all colors are alike
+_LARGEST_SIGMA = 2.0
 
 
 @overload
@@ -114,6 +117,8 @@ def bilateral_filter(
     """
     layout = ImageFormat(spatial_dims, channels_last)
     pixels, edges = layout.read("image", image), None if guide is None else layout.read("guide", guide)
+    if (image if guide is None else guide).dtype in (torch.uint8, np.uint8):
+        warn_of_large_sigma(sigma_color)
     filtered, mass = _filter_pixels(
         pixels,
         edges,
@@ -131,6 +136,16 @@ def bilateral_filter(
         _warn_if_unchanged(pixels, pixels if edges is None else edges, filtered, sigma_color, spatial_dims)
     result = layout.write(filtered, image)
     return result if mass is None else (result, as_given(mass, image))
+
+
+def warn_of_large_sigma(sigma_color: Sigma) -> None:
+    """Warn about a bandwidth over colors in units of 255, where white is 1."""
+    if isinstance(sigma_color, int | float) and _LARGEST_SIGMA < sigma_color < math.inf:
+        warnings.warn(
+            f"sigma_color is {sigma_color:g}, but white is 1, so colors hardly matter; pass {sigma_color / 255:.2g} "
+            f"for {sigma_color:g} of 255",
+            stacklevel=3,
+        )
 
 
 def _warn_if_unchanged(image: Tensor, edges: Tensor, filtered: Tensor, sigma_color: Sigma, spatial_dims: int) -> None:
