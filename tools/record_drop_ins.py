@@ -4,9 +4,11 @@
     python tools/record_drop_ins.py bilateralfilter RLOSS   # checkout of meng-tang/rloss; needs g++
     python tools/record_drop_ins.py bilateral_solver FILE   # bilateral_solver.py of TokenCut; needs SciPy and Pillow
     python tools/record_drop_ins.py monai MONAI             # checkout of MONAI; needs g++ and torch
+    python tools/record_drop_ins.py permutohedral_encoding CHECKOUT   # of roym899/permutohedral_encoding; needs torch
     python tools/record_drop_ins.py measure                 # compares pydensecrf2 with the drop-in on 375 x 500 pixels
 
-The originals are built in a temporary folder. `bilateralfilter` and `measure` need this package.
+The originals are built in a temporary folder. Of permutohedral_encoding (MIT License, Copyright (c) 2023 Leonard Bruns,
+2021 University of Bonn) a few of its own test vectors are kept. `bilateralfilter` and `measure` need this package.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import dropin_cases as cases  # noqa: E402
+import encoding_oracle  # noqa: E402
 import pydensecrf_cases  # noqa: E402
 
 # marginals are stored in 16 bits
@@ -147,6 +150,30 @@ def compile_library(library: Path, *arguments: object) -> None:
     subprocess.run(["g++", "-shared", "-fPIC", "-w", "-o", str(library), *map(str, arguments)], check=True)
 
 
+def record_permutohedral_encoding(checkout: str, num_points: int = 12) -> Table:
+    """Select the first points of the test vectors, and the rows of the table that they read."""
+    import torch
+
+    folder = Path(checkout) / "tests" / "test_files"
+    vectors = {
+        path.stem: torch.load(path, map_location="cpu", weights_only=True) for path in sorted(folder.glob("*.pt"))
+    }
+    table, shifts = vectors["encoding_state_dict"].values()
+    positions = vectors["in_points"].detach().numpy()[:num_points]
+    read = np.zeros(table.shape[:2], bool)
+    for level, sigma in enumerate(np.geomspace(1.0, 1e-4, 24)):
+        keys, _ = encoding_oracle.find_simplices((positions.astype(np.longdouble) + shifts[level].numpy()) / sigma)
+        read[level, encoding_oracle.hash_keys(keys, table.shape[1])] = True
+    return {
+        "positions": positions,
+        "shifts": shifts.numpy(),
+        "rows": np.argwhere(read).astype(np.int16),
+        "values": table.detach().numpy()[read],
+        "features": vectors["out_features"].detach().numpy()[:num_points],
+        "gradient": vectors["in_points_grad"].numpy()[:num_points],
+    }
+
+
 def measure(height: int = 375, width: int = 500) -> None:
     """Print the differences of marginals, and the share of different labels, on three images."""
     import permutohedral.compat.pydensecrf as ours
@@ -171,6 +198,7 @@ def main() -> None:
         "bilateralfilter": record_bilateralfilter,
         "bilateral_solver": record_bilateral_solver,
         "monai": record_monai,
+        "permutohedral_encoding": record_permutohedral_encoding,
     }
     if name == "measure":
         measure()

@@ -66,6 +66,19 @@ def expected(scan: Any, values: Any, sigma: float) -> np.ndarray[Any, Any]:
     return ph.gaussian_filter(torch.from_numpy(np.asarray(values, dtype=np.float64)), features).numpy()
 
 
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_truncated_scans_leave_nothing_behind(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".laz":
+        pytest.importorskip("lazrs", reason="lazrs is not installed")
+    source = tmp_path / f"in{suffix}"
+    write_scan(source, count=20_000)
+    content = source.read_bytes()
+    source.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=f"in{suffix}"):
+        smooth_cloud(source, tmp_path / f"out{suffix}", sigma_space=2.0)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
 @pytest.mark.usefixtures("_small_chunks")
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
 def test_smooths_positions(tmp_path: Path, suffix: str) -> None:

@@ -172,6 +172,7 @@ def test_rejects_files_that_do_not_fit(tmp_path: Path) -> None:
     assert "nothing is known" in message("upsample", tmp_path / "nothing.npy", photo, out)
     np.save(tmp_path / "large.npy", np.zeros((25, 40)))
     assert "the map first, then the photo" in message("upsample", tmp_path / "large.npy", photo, out)
+    assert "the map first, then the photo" in message("upsample", photo, tmp_path / "large.npy", out)
     assert "upsample a smaller map" in message("solve", tmp_path / "coarse.npy", photo, out)
     certain = "--sample-weight", photo
     assert "scale one of them" in message("upsample", tmp_path / "coarse.npy", photo, out, *certain)

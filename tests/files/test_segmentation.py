@@ -275,14 +275,39 @@ def test_resume_skips_finished_photos(tmp_path: Path, random: np.random.Generato
     assert not any(result["resumed"] for result in json.loads(segment(*arguments).stdout))
     expected = (tmp_path / "out" / "2.png").read_bytes()
     (tmp_path / "out" / "2.png").unlink()
-    (tmp_path / "out" / "3.png").write_bytes(b"kept")
+    (tmp_path / "out" / "3.png").write_bytes(b"no result of this command")
     results = json.loads(segment(*arguments).stdout)
-    assert [result["resumed"] for result in results] == [True, True, False, True, True]
+    assert [result["resumed"] for result in results] == [True, True, False, False, True]
     assert (tmp_path / "out" / "2.png").read_bytes() == expected
-    assert (tmp_path / "out" / "3.png").read_bytes() == b"kept"
     results = json.loads(segment(*arguments, "--overlay", tmp_path / "over").stdout)
     assert not any(result["resumed"] for result in results)
     assert len(list((tmp_path / "over").iterdir())) == len(results)
+
+
+@pytest.mark.parametrize("mode", ["L", "I;16", "P", "RGB"])
+def test_resume_compares_settings(tmp_path: Path, random: np.random.Generator, mode: str) -> None:
+    photo, labels, out = save(tmp_path / "photo.png", photograph(random)), tmp_path / "labels.png", tmp_path / "out.png"
+    image = Image.fromarray(coarse_labels().astype(np.uint8))
+    if mode == "I;16":
+        image = Image.fromarray(np.where(disk(), 300, 2).astype(np.uint16))
+    image.convert(mode).save(labels)
+    assert segment(photo, labels, out, "--strength", 3).exit_code == 0
+    before = out.read_bytes()
+    result = segment(photo, labels, out, "--strength", 5, "--resume")
+    assert result.exit_code == 1
+    assert "these differ: strength;" in " ".join(result.stderr.split())
+    assert json.loads(segment(photo, labels, out, "--strength", 3, "--resume", "--json").stdout)[0]["resumed"]
+    assert out.read_bytes() == before
+
+
+def test_warns_of_a_bandwidth_in_bytes(tmp_path: Path, random: np.random.Generator) -> None:
+    """As pydensecrf takes it."""
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "labels.png", coarse_labels())
+    result = segment(photo, labels, tmp_path / "out.png", "--sigma-color", 13)
+    assert result.exit_code == 0
+    assert "sigma_color is 13, but white is 1" in " ".join(result.stderr.split())
+    result = invoke("filter", photo, tmp_path / "smooth.png", "--sigma-color", 25)
+    assert "sigma_color is 25, but white is 1" in " ".join(result.stderr.split())
 
 
 def test_rejects_a_trimap_with_colors(tmp_path: Path, random: np.random.Generator) -> None:

@@ -36,6 +36,46 @@ def test_uint8_photo_equals_the_floating_tensor(guided: bool, method: Any) -> No
     assert (found != PHOTO).any()
 
 
+def photo_in_bytes() -> torch.Tensor:
+    """Return a photo with texture, float in [0, 255]."""
+    y, x = np.indices((100, 120))
+    noise = np.random.default_rng(3).normal(0, 6, (3, 100, 120))
+    return torch.from_numpy(np.clip(60 + y + 60 * (x > 50) + noise, 0, 255).round().astype(np.float32)).to(DEVICE)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="reading pixels would wait for the GPU")
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("method", ["lattice", "exact", "auto"])
+def test_warns_if_the_image_stays_as_it_is(method: Any, guided: bool) -> None:
+    photo = photo_in_bytes()
+    image, guide = (photo[:1] / 99, photo) if guided else (photo, None)
+    with pytest.warns(UserWarning, match=r"sigma_color is 0.1, but neighboring pixels differ by 1\d, so"):
+        filtered = ph.bilateral_filter(image, guide, sigma_space=3.0, sigma_color=0.1, method=method)
+    torch.testing.assert_close(filtered, image, rtol=0, atol=0.05)
+
+
+def test_warns_of_a_bandwidth_in_bytes() -> None:
+    photo = np.zeros((8, 9, 3), np.uint8)
+    with pytest.warns(UserWarning, match=r"sigma_color is 25, but white is 1, .* pass 0.098 for 25 of 255"):
+        ph.bilateral_filter(photo, sigma_space=3.0, sigma_color=25, channels_last=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_does_not_warn_about_other_units() -> None:
+    """Such as depth in meters, labels, flat images and noise."""
+    photo = photo_in_bytes()
+    ramp = torch.linspace(0, 9, 120, device=DEVICE).expand(1, 100, 120)
+    labels = (ramp * 2).floor()
+    calls: list[tuple[torch.Tensor, torch.Tensor | None, float]] = [
+        (photo / 255, None, 0.1), (photo, None, 25.0), (ramp, None, 0.1), (labels, None, 0.1),
+        (ramp + 0.01 * torch.randn_like(ramp), None, 0.1), (photo, labels, 0.1), (torch.ones_like(photo), None, 1e-3),
+        (photo.byte(), None, 0.5),
+        (torch.rand(3, 100, 120, device=DEVICE), None, 0.1), (torch.rand(3, 8, 9, device=DEVICE), None, 0.1),
+    ]  # fmt: skip
+    for image, guide, sigma in calls:
+        ph.bilateral_filter(image, guide, sigma_space=8.0, sigma_color=sigma)
+
+
 def test_uint8_tensors_keep_dtype_and_device() -> None:
     photo = torch.from_numpy(PHOTO).movedim(-1, 0).to(DEVICE)
     found = ph.bilateral_filter(photo, **SIGMAS)

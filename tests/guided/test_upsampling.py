@@ -241,6 +241,7 @@ def test_keeps_16_bit_dtypes() -> None:
         ({"coarse": torch.zeros(3, 4)}, "channels before"),
         ({"coarse": torch.zeros(1, 3, 4, dtype=torch.int16)}, "floating"),
         ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
+        ({"coarse": torch.full((1, 3, 4), torch.inf)}, "maps must be finite, or NaN"),
         ({"guide": torch.zeros(64, 96, 3)}, "^guide must be.*channels forward"),
         ({"guide": torch.zeros(3, 6, 8, dtype=torch.int16)}, "guide must be floating"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
@@ -268,6 +269,15 @@ def test_warns_of_features_with_the_channels_last() -> None:
     guide = torch.rand(3, 64, 80)
     with pytest.warns(UserWarning, match="8 channels of 10 x 64.*channels_last=True"):
         ph.upsample(torch.rand(8, 10, 64), guide, mode="gaussian")
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU takes less time")
+@pytest.mark.filterwarnings("error")
+def test_warns_before_the_solver_upsamples_features() -> None:
+    features, guide = torch.rand(384, 16, 16), torch.rand(3, 224, 224)
+    with pytest.raises(UserWarning, match=r"coarse has 384 channels.*mode='gaussian' with num_iterations=0"):
+        ph.upsample(features, guide)
+    ph.upsample(features, guide, mode="gaussian", num_iterations=0)
 
 
 def test_upsampler_rejects_other_sizes() -> None:

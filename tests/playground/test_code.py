@@ -104,8 +104,8 @@ def test_denoise(transparent: Photo, is_transparent: bool, added: float) -> None
 def test_segment(transparent: Photo, name: str) -> None:
     write_strokes(STROKES, 36, 52, Path("drawn.png"))
     options = {**SEGMENT, "overlay": "overlay.tif"}
-    result = compute.segment_photo(Job("segment_image", (name, "out.tif"), {"labels": "drawn.png", **options}), ignore)
-    painted = np.asarray(Image.open("out.tif"))
+    result = compute.segment_photo(Job("segment_image", (name, "map.png"), {"labels": "drawn.png", **options}), ignore)
+    painted = np.asarray(Image.open("map.png"))
     assert tuple(painted[18, 4]) == BRUSHES[1]
     assert tuple(painted[18, 48]) == BRUSHES[3]
     check(Job("segment_image", (name, "out.png"), {"labels": "labels.png", **SEGMENT}), result)

@@ -164,7 +164,9 @@ def segment(
         int | None,
         typer.Option(min=1, metavar="NUMBER", help="Photos of equal size in one call.", show_default="CPU 1, GPU 8"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip photos whose result exists.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip photos that have a result of the same options.")
+    ] = False,
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
@@ -205,7 +207,7 @@ def upsample(
     sampling: Annotated[
         Literal["area", "point"],
         typer.Option(
-            help="area: samples of the map are means of cells; point: it was made by taking every n-th pixel."
+            help="area: samples of the map are means of cells; point: every n-th pixel, else results overshoot."
         ),
     ] = "area",
     smoothness: Smoothness = 0.3,

@@ -82,24 +82,18 @@ def process_files(
     errors: Errors,
     progress: Progress | None,
 ) -> list[Result]:
-    """Call `process(source, output, report)` for pairs of files; see `filter_image` for `errors` and `progress`."""
-    _check_errors(errors)
-    results = []
-    for number, (source, output) in enumerate(files):
+    """Call `process(source, output, report)` for pairs of files, one after another, on this thread.
 
-        def report(share: float, number: int = number, name: str = source.name) -> None:
-            if progress is not None:
-                progress(number + share, len(files), name)
+    See `filter_image` for `errors` and `progress`.
+    """
+    outputs = dict(files)
 
-        report(0.0)
-        try:
-            results.append(process(source, output, report))
-        except PermutohedralError as error:
-            if errors == "raise":
-                raise
-            results.append(result_type(source, output, error=error.message))
-        report(1.0)
-    return results
+    def compute(sources: list[Path], report: Callable[[float], None]) -> list[Result]:
+        return [process(source, outputs[source], report) for source in sources]
+
+    return process_in_stages(
+        lambda source: (source, source), compute, lambda *file: file[-1], result_type, files, errors, progress
+    )
 
 
 def process_in_stages(
@@ -112,16 +106,19 @@ def process_in_stages(
     progress: Progress | None,
     batch_size: int = 1,
 ) -> list[Result]:
-    """Process files like `process_files`, reading the next and writing the previous ones on other threads.
+    """Process files, reading the next and writing the previous ones on other threads.
 
     Args:
         read: returns an item and its key.
         compute: called on this thread with up to `batch_size` items of one key, and a function for the share done.
         write: called with source, output, item and what was computed for it.
-        result_type, files, errors, progress: see `process_files`.
+        result_type: type of the result of a file that fails.
+        files: sources and outputs.
+        errors, progress: see `filter_image`.
         batch_size: number of items in a call. Twice as many are in memory before it, and after it.
     """
-    _check_errors(errors)
+    if errors not in ("raise", "report"):
+        raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
     results: dict[int, Result] = {}
     reads: deque[tuple[int, Future[tuple[Item, Hashable]]]] = deque()
     writes: deque[tuple[int, Future[Result]]] = deque()
@@ -183,11 +180,6 @@ def process_in_stages(
         reader.shutdown(cancel_futures=True)
         writer.shutdown()
     return [results[number] for number in range(len(files))]
-
-
-def _check_errors(errors: str) -> None:
-    if errors not in ("raise", "report"):
-        raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
 
 
 def optional_path(name: str, path: PathLike | None) -> Path | None:

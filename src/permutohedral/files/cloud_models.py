@@ -65,7 +65,11 @@ def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
     with reading(f"the model {path}"):
         with safe_open(path, "pt") as file:
             content = json.loads((file.metadata() or {}).get("points", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
         if content is None:
             raise DataError(f"{path} is not a point-cloud model; create one with `permutohedral cloud train`")
         classes = tuple(PointClass(each["name"], tuple(each["numbers"])) for each in content["classes"])
-        return PointSegmenter.from_pretrained(path), Description(content["options"], classes, content["above"])
+        description = Description(content["options"], classes, content["above"])
+        network = description.build().eval()
+        network.load_state_dict(tensors)
+        return network, description

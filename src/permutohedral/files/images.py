@@ -19,6 +19,7 @@ from permutohedral.files.formats.image import check_output, read_image, write_im
 from permutohedral.files.image_tiles import filter_in_tiles
 from permutohedral.files.settings import PathLike, Progress
 from permutohedral.files.transparency import fill_hidden, filter_by_alpha, hide_colors
+from permutohedral.filters.bilateral import warn_of_large_sigma
 from permutohedral.models.image_denoiser import NO_NOISE, Denoiser
 from permutohedral.models.noise_level import estimate_noise
 
@@ -99,6 +100,7 @@ def filter_image(
     """
     place, files = batch.optional_path("guide", guide), batch.plan_files(sources, output, recursive)
     batch.check_companions(place, files)
+    warn_of_large_sigma(sigma_color)
     sigmas = sigma_space, sigma_color
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> FilteredImage:

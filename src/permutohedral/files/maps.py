@@ -164,7 +164,10 @@ def _process_maps(
 
 
 def _read_photo(place: Path, source: Path, output: Path) -> Tensor:
-    photo = read_image(batch.find_companion(place, source, output=output))
+    path = batch.find_companion(place, source, output=output)
+    if path.suffix == ".npy":
+        raise InputError(f"guide {path} is a map, not a photo; pass the map first, then the photo")
+    photo = read_image(path)
     return hide_colors(photo.pixels, photo.alpha)
 
 

@@ -35,7 +35,10 @@ class PartialStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the target; the system releases it when a process is killed."""
+        """Hold the lock of the target; the system releases it when a process is killed.
+
+        At the end a folder without finished parts, such as that of a damaged input, is deleted.
+        """
         from filelock import FileLock, Timeout
 
         path = self.target.with_name(self.target.name + ".lock")
@@ -52,6 +55,9 @@ class PartialStore:
         try:
             yield
         finally:
+            parts = self.folder / _NOTES / "parts"
+            if parts.is_dir() and not any(parts.iterdir()):
+                shutil.rmtree(self.folder, ignore_errors=True)
             # elsewhere deleted before another process locks it; Windows deletes no open file
             if os.name == "nt":
                 lock.release()

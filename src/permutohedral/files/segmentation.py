@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,8 +18,10 @@ from permutohedral.files.batch import Errors, Sources
 from permutohedral.files.formats import labels as label_maps
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.images import check_same_size
+from permutohedral.files.partial import check_settings
 from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, choose_device
 from permutohedral.files.transparency import hide_colors
+from permutohedral.filters.bilateral import warn_of_large_sigma
 from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.ops.tensors import check_count
 
@@ -116,7 +118,8 @@ def segment_image(
         num_iterations: mean-field iterations.
         device: "auto", "cpu" or "cuda".
         batch_size: number of photos of equal size that are computed in one call; default 1 on a CPU, else 8.
-        resume: skip photos whose result, and overlay, exist; their settings are not compared.
+        resume: skip photos whose result, a PNG file, and overlay exist. Results of other settings raise. Changes of the
+            input files are not noticed.
         recursive, errors, progress: see `filter_image`.
 
     Raises:
@@ -131,7 +134,11 @@ def segment_image(
     where = choose_device(device)
     size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
     check_count("batch_size", size, least=1)
+    warn_of_large_sigma(sigma_color)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
+    kind = next(name for name, place in places.items() if place is not None)
+    stored: dict[str, object] = {"input": kind, "black_is_a_label": black_is_a_label}
+    stored |= {name: float(value) for name, value in asdict(settings).items()}
     # in a folder results are PNG, since labels need exact colors
     files = [
         (source, result if result == Path(output) else result.with_suffix(".png"))
@@ -190,7 +197,7 @@ def segment_image(
         path = overlay_of(source)
         if path is not None:
             write_image(ImageData(label_maps.blend_labels(item.pixels, after)), path)
-        label_maps.write_label_map(after, output)
+        label_maps.write_label_map(after, output, stored)
         known = before.labels != label_maps.UNKNOWN
         changed = float((known & (labels != before.labels)).float().mean())
         shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
@@ -198,11 +205,13 @@ def segment_image(
         num_labels = len(before.colors)
         return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
 
-    done = {
-        output
-        for source, output in files
-        if resume and all(path is None or path.is_file() for path in (output, overlay_of(source)))
-    }
+    done = set()
+    for source, result in files if resume else ():
+        begun, path = label_maps.read_settings(result), overlay_of(source)
+        if begun is not None:
+            check_settings(result, begun, stored)
+            if path is None or path.is_file():
+                done.add(result)
     todo = [pair for pair in files if pair[1] not in done]
     results = iter(
         batch.process_in_stages(read, compute, write, SegmentedImage, todo, errors, progress, batch_size=size)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +18,17 @@ from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
 from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor
 from permutohedral.lattice.checks import check_method
-from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image
+from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
 from permutohedral.lattice.features import bilateral as bilateral_features
-from permutohedral.ops.tracing import wants_gradient
+from permutohedral.ops.tracing import fusion_blocker, wants_gradient
+
+# the filter is useless if neighbors are further apart, in standard deviations, and the image changes by a smaller share
+# of their difference; torch.rand(3, 32, 48) changes by 0.026 at sigma_color=0.1
+_FAR, _NO_CHANGE = 4.0, 0.01
+# in images of at least as many pixels, since the check takes 0.15 ms; about as many pairs of neighbors are looked at
+_FEWEST_PIXELS, _PAIRS = 10_000, 1024
+# bandwidth over colors, white is 1, beyond which all colors are alike
+_LARGEST_SIGMA = 2.0
 
 
 @overload
@@ -79,7 +90,8 @@ def bilateral_filter(
         guide: image `[..., guide channels, *space]` whose edges are kept; default: the image itself.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
         sigma_color: standard deviation over colors, in units of the guide's values (white is 1 for uint8); one number,
-            or one for each channel.
+            or one for each channel. Far below the differences of neighbors, the image is unchanged; a warning says so
+            on a CPU, without gradients.
         method: see `gaussian_filter`. With two spatial axes, "exact" sums over a window of 5 standard deviations.
         halo: see `gaussian_filter`.
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes.
@@ -104,9 +116,12 @@ def bilateral_filter(
     torch.Size([1, 20, 32, 48])
     """
     layout = ImageFormat(spatial_dims, channels_last)
+    pixels, edges = layout.read("image", image), None if guide is None else layout.read("guide", guide)
+    if (image if guide is None else guide).dtype in (torch.uint8, np.uint8):
+        warn_of_large_sigma(sigma_color)
     filtered, mass = _filter_pixels(
-        layout.read("image", image),
-        None if guide is None else layout.read("guide", guide),
+        pixels,
+        edges,
         (sigma_space, sigma_color),
         method,
         halo,
@@ -116,8 +131,52 @@ def bilateral_filter(
         fill_value,
         return_mass,
     )
+    # a part of a larger image may be flat, or all texture
+    if origin is None and pixels.device.type == "cpu":
+        _warn_if_unchanged(pixels, pixels if edges is None else edges, filtered, sigma_color, spatial_dims)
     result = layout.write(filtered, image)
     return result if mass is None else (result, as_given(mass, image))
+
+
+def warn_of_large_sigma(sigma_color: Sigma) -> None:
+    """Warn about a bandwidth over colors in units of 255, where white is 1."""
+    if isinstance(sigma_color, int | float) and _LARGEST_SIGMA < sigma_color < math.inf:
+        warnings.warn(
+            f"sigma_color is {sigma_color:g}, but white is 1, so colors hardly matter; pass {sigma_color / 255:.2g} "
+            f"for {sigma_color:g} of 255",
+            stacklevel=3,
+        )
+
+
+def _warn_if_unchanged(image: Tensor, edges: Tensor, filtered: Tensor, sigma_color: Sigma, spatial_dims: int) -> None:
+    """Warn if `sigma_color` is so small that the filter does nothing, as for a photo in [0, 255] and 0.1."""
+    space = image.shape[-spatial_dims:]
+    if fusion_blocker(image, edges, filtered) is not None or wants_gradient(filtered):
+        return
+    if math.prod(space) < _FEWEST_PIXELS or 0 in image.shape:
+        return
+    side = _PAIRS ** (1 / spatial_dims)
+    steps = [slice(None, None, max(1, int(extent / side))) for extent in space]
+
+    def sample(pixels: Tensor) -> Tensor:
+        """Return pixels of the first item, `[pixels, channels]`."""
+        return pixels[(0,) * (pixels.dim() - spatial_dims - 1)][(slice(None), *steps)].flatten(1).mT
+
+    difference = sample(edges[..., 1:]) - sample(edges[..., :-1])
+    distance = in_units_of(difference, sigma_color).norm(dim=1).median()
+    if not distance > _FAR:
+        return
+    before = sample(image[..., :-1])
+    contrast = (sample(image[..., 1:]) - before).abs().median()
+    change = (sample(filtered[..., :-1]) - before).abs().median()
+    if change < _NO_CHANGE * contrast:
+        typical = float(difference.norm(dim=1).median())
+        warnings.warn(
+            f"sigma_color is {sigma_color}, but neighboring pixels differ by {typical:.2g}, so the image is returned "
+            "almost unchanged; pass sigma_color in units of the values, such as 0.1 for "
+            "values in [0, 1] and 25 for values in [0, 255]",
+            stacklevel=3,
+        )
 
 
 def _filter_pixels(

@@ -195,7 +195,7 @@ def known_values(maps: Tensor, sample_weight: Tensor | None, spatial_dims: int) 
         raise InputError("nothing is known: every sample of a channel of an item is NaN, or of sample_weight zero")
     maps = torch.where(unknown | (weights == 0), 0.0, maps)
     if not is_recorded() and not _all_finite(maps):
-        raise InputError("values must be finite or NaN, which is unknown; got infinity")
+        raise InputError("maps must be finite, or NaN where they are unknown, got infinity")
     return maps, weights
 
 

@@ -80,7 +80,7 @@ def _interpolate_alike(
     unknown = values.isnan().any(dim=1)
     given = (~unknown).to(features.dtype) if sample_weight is None else torch.where(unknown, 0.0, sample_weight)
     if not is_recorded() and not bool((given > 0).any()):
-        raise InputError("nothing is known: every value of a channel is NaN, or of weight zero")
+        raise InputError("nothing is known: every value of a channel is NaN, or of sample_weight zero")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
     result, mass = gaussian_filter(known, features, targets, sample_weight=given, return_mass=True)

@@ -130,9 +130,8 @@ def segment_photo(job: Job, progress: Callable[[float], None]) -> Result:
     square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
     details = tuple(square.format(color, 100 * count / (labels.width * labels.height)) for count, color in colors)
     overlay = make_layer(read_image(Path(job.options["overlay"])).pixels)
-    image = ImageData(read_image(Path(job.files[-1])).pixels)
-    drawn = Path(job.options["labels"]).read_bytes()
-    return Result(overlay, seconds, details, {"out.png": lambda: encode_png(image), "labels.png": lambda: drawn})
+    found, drawn = (Path(path).read_bytes() for path in (job.files[-1], job.options["labels"]))
+    return Result(overlay, seconds, details, {"out.png": lambda: found, "labels.png": lambda: drawn})
 
 
 def preview_segments(photo: Photo, strokes: Sequence[Stroke], options: dict[str, Any]) -> Layer:

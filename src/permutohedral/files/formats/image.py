@@ -219,12 +219,12 @@ def check_output(path: Path, image: ImageData | None = None) -> None:
     """Raise `InputError` before any work if `path` cannot be written, or its format cannot hold `image`."""
     if path != STREAM:
         if not path.parent.is_dir():
-            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+            raise InputError(f"cannot write {path}: there is no folder {path.parent}; create it")
         if path.is_dir():
             raise InputError(f"cannot write {path}: it is a folder")
         if format_of(path) not in Image.SAVE:
             reason = f"{path.suffix} names no known format" if path.suffix else "its name has no ending"
-            raise InputError(f"cannot write {path}: {reason}; try .png")
+            raise InputError(f"cannot write {path}: {reason}; try .png, or create a folder of that name")
     if image is not None:
         channels = image.pixels.shape[0] + (image.alpha is not None)
         _check_format(_output_format(image, path), path, channels, image.levels > 255)

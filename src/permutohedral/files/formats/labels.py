@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import colorsys
 import io
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.image import STREAM, ImageData, format_of, read_image, write_image
 from permutohedral.files.formats.maps import load_array
+from permutohedral.files.formats.metadata import Metadata, save_options
 
 # a map with more colors was blurred, or is a photo
 MAX_LABELS = 256
 UNKNOWN = -1
+# name of the text of a PNG file that holds the settings of its segmentation
+_SETTINGS = "permutohedral"
 # formats that keep every color exactly
 _EXACT_FORMATS = ("BMP", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 
@@ -78,18 +84,32 @@ def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
     return LabelMap(labels, colors / image.levels, image.levels, len(image.pixels), table)
 
 
-def write_label_map(labels: LabelMap, path: Path) -> None:
-    """Write a label map atomically, in the channels of its file; PNG keeps the palette of an indexed file."""
+def write_label_map(labels: LabelMap, path: Path, settings: Mapping[str, Any]) -> None:
+    """Write a label map atomically, in the channels of its file.
+
+    PNG keeps the palette of an indexed file, and the settings for `read_settings`.
+    """
+    metadata = Metadata(text={_SETTINGS: json.dumps(settings)})
     if not labels.palette or format_of(path) != "PNG":
-        write_image(labels.paint(), path)
+        write_image(replace(labels.paint(), metadata=metadata), path)
         return
     places = [labels.palette[first : first + 3] for first in range(0, len(labels.palette), 3)]
     indices = [places.index(bytes(color)) for color in (255 * labels.colors).round().byte().tolist()]
     image = Image.fromarray(torch.tensor(indices, dtype=torch.uint8)[labels.labels].numpy())
     image.putpalette(labels.palette)
     content = io.BytesIO()
-    image.save(content, "PNG")
+    image.save(content, "PNG", **save_options(metadata, "PNG"))
     write_bytes(path, content.getvalue())
+
+
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings that `write_label_map` stored, None if there is no such file or it has none."""
+    try:
+        with Image.open(path) as file:
+            settings: dict[str, Any] = json.loads(file.info[_SETTINGS])
+            return settings
+    except (FileNotFoundError, UnidentifiedImageError, KeyError, ValueError):
+        return None
 
 
 def palette(labels: int) -> Tensor:

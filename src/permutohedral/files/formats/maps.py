@@ -125,7 +125,7 @@ def check_map_output(path: Path, source: Path) -> None:
         raise InputError(f"the result would overwrite {source}; name another file")
     if path.suffix == ".npy":
         if not path.parent.is_dir():
-            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+            raise InputError(f"cannot write {path}: there is no folder {path.parent}; create it")
         return
     check_output(path)
     if source.suffix == ".npy" and path.suffix.lower() not in _TIFF:

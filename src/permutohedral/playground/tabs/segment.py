@@ -85,7 +85,7 @@ class SegmentPanel(Panel):
             return
         folder = self.session.folder(self.title)
         written = {"labels": folder / "labels.png", "overlay": folder / "overlay.tif"}
-        job = Job("segment_image", (photo.path, folder / "out.tif"), {**options, **written})
+        job = Job("segment_image", (photo.path, folder / "out.png"), {**options, **written})
 
         def request(check: Check) -> Steps:
             from permutohedral.playground import compute
