@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
         "steps.svg": draw_steps(make_scene(14, 1, 2)),
         "neighborhood.svg": draw_neighborhood(2),
         "filter.svg": draw_filter(
-            {"Gaussian": gaussian_weight(3, 2), "trained": model.convolution.weight.detach().flatten()}
+            {"Gaussian": gaussian_weight(3, 2), "trained": model.convolution.weight.detach().flatten()}, size=2
         ),
         "simplices.png": draw_simplices(camera, 8.0, 0.1),
         "levels.svg": draw_levels(14, 3),
