@@ -72,7 +72,7 @@ class Panel:
         raise NotImplementedError
 
     def take_photo(self) -> None:
-        """Drop everything that belongs to the previous photo."""
+        """Drop everything but the result that belongs to the previous photo."""
 
     @property
     def photo(self) -> Photo:
@@ -138,6 +138,7 @@ class Panel:
         """Prepare for another photo; compute again when the tab is opened."""
         self._stale = True
         self.drop()
+        self.put("after", None, "before", 0)
         self.take_photo()
 
     def refresh(self) -> None:

@@ -45,9 +45,6 @@ class DenoisePanel(Panel):
     def add_view(self) -> None:
         Viewer(self.session.key, {"before": "denoise/before", "after": "denoise/after"}, ("noisy photo", "denoised"))
 
-    def take_photo(self) -> None:
-        self.put("after", None, "before", 0)
-
     def add_example_noise(self) -> None:
         """Add noise to the example photo, which has none."""
         self._added.set(25.0)

@@ -36,9 +36,6 @@ class FilterPanel(Panel):
     def add_view(self) -> None:
         Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
 
-    def take_photo(self) -> None:
-        self.put("after", None, "before", 0)
-
     def code(self) -> Code:
         return Job("filter_image", (self.photo.name, "smooth.png"), self.options()).code()
 

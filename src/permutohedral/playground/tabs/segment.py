@@ -64,7 +64,6 @@ class SegmentPanel(Panel):
     def take_photo(self) -> None:
         self._strokes = []
         self._show_strokes()
-        self.put("after", None, "before", 0)
 
     def set_strokes(self, strokes: list[Stroke]) -> None:
         """Replace all strokes."""
