@@ -89,14 +89,6 @@ def test_replaces_conv2d() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_batch_items_do_not_mix() -> None:
-    layer = BilateralConv2d(1, 2).to(DEVICE)
-    pictures = image(3, 1, 4, 5)
-    together = layer(pictures)
-    for picture, result in zip(pictures, together, strict=True):
-        assert_close(result, layer(picture))
-
-
 @pytest.mark.parametrize("shape", [(0, 1, 4, 5), (2, 1, 0, 5), (1, 4, 0)])
 def test_images_without_pixels(shape: tuple[int, ...]) -> None:
     layer = BilateralConv2d(1, 2).to(DEVICE)
