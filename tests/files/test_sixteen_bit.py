@@ -45,19 +45,6 @@ def numbers(channels: int) -> np.ndarray:
     return np.random.default_rng(channels).integers(0, 65536, (23, 31, channels), dtype=np.uint16)
 
 
-@pytest.mark.parametrize("ending", ["png", "tif"])
-@pytest.mark.parametrize("channels", [2, 3, 4])
-def test_images_keep_sixteen_bits(ending: str, channels: int, tmp_path: Path) -> None:
-    path, copy = tmp_path / f"wide.{ending}", tmp_path / f"copy.{ending}"
-    write_integers(path, numbers(channels))
-    image = read_image(path)
-    assert image.levels == 65535
-    assert image.pixels.shape == (3 if channels > 2 else 1, 23, 31)
-    assert (image.alpha is not None) == (channels in (2, 4))
-    write_image(image, copy)
-    assert np.array_equal(read_integers(copy), numbers(channels))
-
-
 def test_rejects_formats_without_sixteen_bits(tmp_path: Path) -> None:
     write_integers(tmp_path / "wide.png", numbers(3))
     image: ImageData = read_image(tmp_path / "wide.png")
