@@ -140,7 +140,7 @@ reproduce: $(STAMP)  ## run an experiment: EXPERIMENT=mnist OPTIONS='--smoke'
 	$(BIN)/python -m experiments $(or $(EXPERIMENT),--list) $(OPTIONS)
 
 tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
-	$(BIN)/python tools/tables.py
+	PYTHONPATH=. $(BIN)/python tools/tables.py
 
 figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 	PYTHONPATH=.:tools $(BIN)/python -m figures docs/images

@@ -162,9 +162,6 @@ WORKLOADS = (
         unit="MB",
     ),
     Workload(
-        "import", "importing the package and a filter, beyond torch and NumPy", "cpu", measure=probes.measure_import
-    ),
-    Workload(
         "photographs",
         "bilateral filter of unrelated photographs of 1024 x 1024, 16 pixels / 0.1",
         "cuda",

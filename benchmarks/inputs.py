@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import permutohedral as ph
+from experiments.data.bsds500 import read_pixels
 from permutohedral.errors import InputError
 
 PHOTO = "41096.jpg"
@@ -71,13 +72,11 @@ class Inputs:
 
     def photographs(self, extents: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Return different photographs of BSDS500 `[3, height, width]` in 0..1, of these sizes."""
-        from PIL import Image
-
         paths = [] if self.data is None else sorted((self.data / "bsds500").rglob("*.jpg"))
         if len(paths) < len(extents):
             raise InputError(f"data: bsds500 has {len(paths)} photographs, {len(extents)} are needed; pass --data")
         chosen = paths[:: len(paths) // len(extents)]
-        photographs = [torch.from_numpy(np.array(Image.open(path).convert("RGB"))) for path in chosen]
+        photographs = [torch.from_numpy(read_pixels(path)) for path in chosen]
         return [_resize(_crop(photo, *size), *size) for photo, size in zip(photographs, extents, strict=False)]
 
     @property
@@ -92,10 +91,7 @@ def _load_photo(data: Path | None) -> tuple[Tensor, str]:
     for part in ("test", "val", "train"):
         path = None if data is None else data / "bsds500" / part / PHOTO
         if path is not None and path.is_file():
-            from PIL import Image
-
-            with Image.open(path) as photo:
-                return torch.from_numpy(np.array(photo.convert("RGB"))), f"photo {PHOTO} of BSDS500"
+            return torch.from_numpy(read_pixels(path)), f"photo {PHOTO} of BSDS500"
     why = f"substitute, {PHOTO} of BSDS500 not given with --data"
     try:
         from skimage import data as pictures

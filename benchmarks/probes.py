@@ -1,4 +1,4 @@
-"""Measurements that need a new process: peak memory, import, first call."""
+"""Measurements that need a new process: peak memory, first call."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Measured
 from permutohedral.errors import PermutohedralError
 
-_IMPORT = """
-import time, torch, numpy
-started = time.perf_counter()
-import permutohedral
-permutohedral.bilateral_filter
-print(1000 * (time.perf_counter() - started))
-"""
-
 _FIRST_CALL = """
 import time, torch
 torch.zeros(1, device="cuda").sum().item(); torch.cuda.synchronize()
@@ -34,13 +26,6 @@ import permutohedral as ph
 ph.bilateral_filter(torch.rand(3, 512, 512, device="cuda"), 16.0, 0.1); torch.cuda.synchronize()
 print(1000 * (time.perf_counter() - started))
 """
-
-
-def measure_import(inputs: Inputs, threads: int, repeats: int, with_peers: bool) -> Measured:
-    """Measure the milliseconds of `import permutohedral` and its first name, after torch and NumPy."""
-    # the first process writes the bytecode and fills the disk cache
-    _run(["-c", _IMPORT], threads)
-    return Measured({OURS: [float(_run(["-c", _IMPORT], threads)) for _ in range(repeats)]})
 
 
 def measure_first_call(inputs: Inputs, threads: int, repeats: int, with_peers: bool) -> Measured:

@@ -1,8 +1,10 @@
-"""torch.compile with fullgraph=True, fake tensors, export, and autocast: the same results as eager."""
+"""torch.compile with fullgraph=True, fake tensors, export, and autocast: the same results as eager.
+
+`nn/test_compiled_gradients.py` compiles every layer with the default compiler.
+"""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,9 +20,6 @@ import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS
 from permutohedral.ops import neighborhood
 
-# what inductor generates for the CPU is C++
-HAS_COMPILER = DEVICE.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
@@ -34,9 +33,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape), torch.float32)
 
 
-def compare(function: Callable[..., Tensor], *inputs: Tensor, compiler: str = "aot_eager") -> None:
+def compare(function: Callable[..., Tensor], *inputs: Tensor) -> None:
     """Results and all gradients, compiled whole, against eager."""
-    compiled = torch.compile(function, fullgraph=True, backend=compiler)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     leaves = [each.clone().requires_grad_() for each in inputs], [each.clone().requires_grad_() for each in inputs]
     expected, actual = function(*leaves[0]), compiled(*leaves[1])
     assert_close(actual, expected)
@@ -102,30 +101,6 @@ def test_lattice_built_outside() -> None:
         return ph.slice(ph.convolve(ph.splat(values, lattice), weight, lattice), lattice)
 
     compare(function, draw(20, 2), draw(7, 2, 3))
-
-
-def test_convolution_layer() -> None:
-    """That of a fixed scale is the one of the other tests."""
-    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, learn_sigma=True, device=DEVICE)
-    compare(layer, draw(20, 2), draw(20, 2, seed=1))
-
-
-def test_image_layers() -> None:
-    torch.manual_seed(1)
-    network = torch.nn.Sequential(
-        ph.nn.BilateralConv2d(1, 4),
-        torch.nn.ReLU(),
-        ph.nn.BilateralFilter(sigma_space=2.0, sigma_color=0.5),
-        torch.nn.Conv2d(4, 2, 1),
-    ).to(DEVICE)
-    compare(network, draw(2, 1, 4, 5))
-
-
-@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler on the CPU; none was found")
-def test_default_compiler() -> None:
-    """Generated code for what lies between the operators, which it does not look into: one backend stands for all."""
-    layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE)
-    compare(layer, draw(20, 2), draw(20, 2, seed=1), compiler="inductor")
 
 
 def test_new_sizes_reuse_the_graph() -> None:

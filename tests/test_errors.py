@@ -362,21 +362,6 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         "batch axes",
     ),
-    "sigma_zero": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=0.0, sigma_color=1.0),
-        InputError,
-        "^sigma_space must be positive",
-    ),
-    "sigma_negative": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=1.0, sigma_color=-1.0),
-        InputError,
-        "^sigma_color must be",
-    ),
-    "sigma_nan": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), sigma_space=float("nan"), sigma_color=1.0),
-        InputError,
-        "positive and finite",
-    ),
 }
 
 

@@ -129,6 +129,6 @@ def test_rejects_sigma_that_is_no_number(sigma: Any) -> None:
 @pytest.mark.parametrize("name", ["sigma_space", "sigma_color"])
 def test_errors_name_the_sigma(name: str, method: Any) -> None:
     sigmas: Any = {"sigma_space": 1.0, "sigma_color": 1.0}
-    for wrong in (-1.0, torch.tensor(-1.0), (1.0, 2.0, 3.0, 4.0), torch.ones(4)):
+    for wrong in (-1.0, 0.0, float("nan"), torch.tensor(-1.0), (1.0, 2.0, 3.0, 4.0), torch.ones(4)):
         with pytest.raises(InputError, match=rf"^{name} must be"):
             ph.bilateral_filter(torch.rand(3, 4, 5), **(sigmas | {name: wrong}), method=method)

@@ -30,7 +30,7 @@ def leaf(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 def check_twice(function: Callable[..., Tensor], *inputs: Tensor) -> None:
     """First and second derivatives along random directions, between random combinations of the results."""
-    assert gradcheck(function, inputs, fast_mode=True, nondet_tol=NONDETERMINISM)
+    assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True, nondet_tol=NONDETERMINISM)
     assert gradgradcheck(function, inputs, fast_mode=True, nondet_tol=NONDETERMINISM)
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import pickle
+from typing import Any
 
 import numpy as np
 import oracle
@@ -173,14 +174,19 @@ def same_lattice(one: ph.Lattice, other: ph.Lattice) -> bool:
     weight = draw(one.neighborhood.filter_size, 2, 3).to(one.dtype)
     # a GPU adds in the same order in this mode only
     torch.use_deterministic_algorithms(True)
-    results = [ph.permutohedral_filter(values, None, weight, lattice=lattice) for lattice in (one, other)]
-    return bool((results[0] == results[1]).all())
+    for normalization in ("none", "symmetric"):
+        options: Any = {"normalization": normalization}
+        results = [ph.permutohedral_filter(values, None, weight, lattice=each, **options) for each in (one, other)]
+        if not torch.equal(*results):
+            return False
+    return True
 
 
+@pytest.mark.parametrize("options", [{}, {"separable": True, "halo": 1}], ids=["plain", "separable"])
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "torch.save", "to"])
-def test_copies(way: str, apart: bool) -> None:
-    lattice = ph.build_lattice(draw(20, 2), draw(7, 2, seed=1) if apart else None, separable=True)
+def test_copies(way: str, apart: bool, options: dict[str, Any]) -> None:
+    lattice = ph.build_lattice(draw(20, 2), draw(7, 2, seed=1) if apart else None, **options)
     if way == "pickle":
         restored = pickle.loads(pickle.dumps(lattice))
     elif way == "deepcopy":
@@ -188,7 +194,7 @@ def test_copies(way: str, apart: bool) -> None:
     elif way == "torch.save":
         buffer = io.BytesIO()
         torch.save(lattice, buffer)
-        restored = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+        restored = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     else:
         restored = lattice.to(DEVICE)
     assert restored.is_shared == lattice.is_shared

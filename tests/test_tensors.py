@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -194,23 +193,6 @@ def test_values_without_channels(points: int, gradient: bool) -> None:
         4,
         5,
     )
-
-
-@pytest.mark.parametrize("options", [{}, {"separable": True, "halo": 1}])
-@pytest.mark.parametrize("apart", [False, True])
-def test_saved_lattice_loads_with_weights_only(options: dict[str, Any], apart: bool) -> None:
-    features, values = torch.rand(50, 2, device=DEVICE), torch.rand(50, 3, device=DEVICE)
-    lattice = ph.build_lattice(features, features[:7] if apart else None, **options)
-    file = io.BytesIO()
-    torch.save(lattice, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    assert loaded.is_shared == lattice.is_shared
-    weight = torch.rand(7, 3, 2, device=DEVICE)
-    for normalization in ("none", "symmetric"):
-        expected = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=lattice)
-        actual = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=loaded)
-        assert_close(actual, expected)
 
 
 TRACED: dict[str, Callable[..., Tensor]] = {

@@ -13,7 +13,6 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import permutohedral as ph
-from permutohedral.filters.normalization import NORMALIZATIONS
 
 # transformations meet the operators, which are the same above every backend
 pytestmark = [pytest.mark.usefixtures("backend"), on_default_backend]
@@ -100,16 +99,6 @@ def test_forward_and_backward_agree(function: Callable[..., Tensor]) -> None:
     inputs = tuple(each.requires_grad_() for each in inputs_of(4))
     assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True, nondet_tol=NONDETERMINISM)
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True, nondet_tol=NONDETERMINISM)
-
-
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_normalizations(normalization: Any) -> None:
-    def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
-        return ph.permutohedral_filter(values, features, weight, normalization=normalization)
-
-    inputs = inputs_of()
-    along = tuple(draw(*each.shape, seed=7) for each in inputs)
-    assert_slope(jvp(function, inputs, along)[1], slope(function, inputs, along))
 
 
 @pytest.mark.parametrize("function", FILTERS)

@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import permutohedral as ph
+from experiments.data.bsds500 import read_pixels
 from experiments.markdown import markdown_table
 from experiments.provenance import find_commit, find_processor
 from experiments.quality import relative_error
@@ -44,14 +44,6 @@ REPETITIONS = 4
 # goals: relative error, error at the worst pixel, and time relative to the lattice
 GOAL_ERROR, GOAL_WORST, GOAL_TIME = 0.01, 0.03, 1.5
 METHODS = ("lattice", "auto")
-
-
-def read(path: Path) -> Tensor:
-    """Read an image `[3, height, width]`; white is 1."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
 def timed(runs: Mapping[str, Callable[[], Tensor]]) -> dict[str, tuple[float, Tensor]]:
@@ -103,7 +95,8 @@ def run(folder: Path) -> dict[str, Any]:
     rows = []
     for noise in NOISES:
         generator = torch.Generator().manual_seed(0)
-        photographs = [image + noise * torch.randn(image.shape, generator=generator) for image in map(read, paths)]
+        images = [torch.from_numpy(read_pixels(path)).permute(2, 0, 1).float() / 255 for path in paths]
+        photographs = [image + noise * torch.randn(image.shape, generator=generator) for image in images]
         for sigma_space in SIGMAS_SPACE:
             for sigma_color in SIGMAS_RANGE:
                 found = [measure(image, sigma_space, sigma_color) for image in photographs]

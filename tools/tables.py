@@ -14,6 +14,8 @@ from typing import Any
 
 import readme
 
+from experiments.markdown import markdown_table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 _REGION = re.compile(r"(<!-- table: (?P<name>.+?) -->\n)(?P<body>.*?)(<!-- end of table -->)", flags=re.DOTALL)
@@ -46,11 +48,6 @@ BENCHMARKS = {
     "gpu-crf": ("benchmark-h200.json", MEAN_FIELDS),
     "gpu-upsampling": ("benchmark-h200.json", UPSAMPLING),
 }
-
-
-def pages() -> list[Path]:
-    """Return the files that may have regions."""
-    return readme.pages()
 
 
 def fill(text: str) -> str:
@@ -137,21 +134,9 @@ def _figure(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table whose figures are aligned to the right.
-
-    >>> print(markdown_table(["name", "ms"], [["a", "3"]]))
-    | name | ms |
-    | --- | ---: |
-    | a | 3 |
-    """
-    rules = ["---" if number == 0 else "---:" for number in range(len(titles))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [titles, rules, *rows])
-
-
 def main() -> None:
     """Fill every region, and name the files that changed."""
-    for path in pages():
+    for path in readme.pages():
         text = path.read_text()
         filled = fill(text)
         if filled != text:

@@ -111,6 +111,25 @@ def whole_circle(stack: Stack) -> Stack:
     return replace(stack, levels=round(360 / stack.spacing) // 2)
 
 
+def transform(images: Tensor, transformation: Transformation, amounts: Tensor) -> Tensor:
+    """Rotate or scale images about their center with bilinear interpolation and zeros outside.
+
+    Args:
+        images: floating `[batch, height, width]`.
+        transformation: "rotation" or "scale".
+        amounts: `[batch]`, degrees counterclockwise, or logarithms of factors.
+    """
+    zero = torch.zeros_like(amounts)
+    if transformation == "rotation":
+        cosine, sine = torch.deg2rad(amounts).cos(), torch.deg2rad(amounts).sin()
+    else:
+        cosine, sine = (-amounts).exp(), zero
+    # source (x, y) of each pixel of the result
+    rows = torch.stack([cosine, -sine, zero, sine, cosine, zero], dim=1).reshape(-1, 2, 3)
+    grid = functional.affine_grid(rows, [len(images), 1, *images.shape[1:]], align_corners=False)
+    return functional.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
+
+
 class LevelStem(nn.Module):
     """A first layer from `values [batch, 784, 1]` to `[batch * levels, channels, 24, 24]`, image by image."""
 
@@ -137,8 +156,6 @@ class CopiesStem(LevelStem):
     torch.Size([6, 4, 24, 24])
     """
 
-    grid: Tensor
-
     def __init__(self, channels: int, stack: Stack) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, channels, 1 + 2 * MARGIN)
@@ -146,18 +163,13 @@ class CopiesStem(LevelStem):
 
     def set_stack(self, stack: Stack) -> None:
         self.stack = stack
-        make = rotation_features if stack.transformation == "rotation" else log_scale_features
-        # a level shows the image at the inversely transformed position
-        places = make(SIZE, SIZE, -stack.amounts(stack.levels))[:, :2].reshape(-1, SIZE, SIZE, 2)
-        grid = ((2 * places + 1) / SIZE - 1).flip(-1)
-        self.register_buffer("grid", grid.to(self.convolution.weight.device), persistent=False)
 
     def forward(self, values: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the filtered levels of all images; `positions` must be None."""
         _check_no_positions(positions)
-        images = values.reshape(1, -1, SIZE, SIZE).expand(self.num_levels, -1, -1, -1)
-        levels = functional.grid_sample(images, self.grid, align_corners=False)
-        output: Tensor = self.convolution(levels.transpose(0, 1).reshape(-1, 1, SIZE, SIZE))
+        images = values.reshape(-1, SIZE, SIZE).repeat_interleave(self.num_levels, dim=0)
+        amounts = self.stack.amounts(self.stack.levels).to(values).repeat(len(values))
+        output: Tensor = self.convolution(transform(images, self.stack.transformation, amounts)[:, None])
         return output
 
 

@@ -22,6 +22,7 @@ from experiments.invariance.model import (
     Transformation,
     build_invariance_model,
     pooled_levels,
+    transform,
     whole_circle,
 )
 from experiments.mnist.model import SIZE, LeNet
@@ -104,25 +105,6 @@ def choose_digits(
         part = slice(None, -held_out) if purpose == "train" else slice(-held_out, None)
         images, labels = images[part], labels[part]
     return images[:limit].to(options.device), labels[:limit].to(options.device)
-
-
-def transform(images: Tensor, transformation: Transformation, amounts: Tensor) -> Tensor:
-    """Rotate or scale images about their center with bilinear interpolation and zeros outside.
-
-    Args:
-        images: floating `[batch, height, width]`.
-        transformation: "rotation" or "scale".
-        amounts: `[batch]`, degrees counterclockwise, or logarithms of factors.
-    """
-    zero = torch.zeros_like(amounts)
-    if transformation == "rotation":
-        cosine, sine = torch.deg2rad(amounts).cos(), torch.deg2rad(amounts).sin()
-    else:
-        cosine, sine = (-amounts).exp(), zero
-    # source (x, y) of each pixel of the result
-    rows = torch.stack([cosine, -sine, zero, sine, cosine, zero], dim=1).reshape(-1, 2, 3)
-    grid = functional.affine_grid(rows, [len(images), 1, *images.shape[1:]], align_corners=False)
-    return functional.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
 
 
 def run(config: InvarianceConfig, options: RunOptions) -> tuple[dict[str, Any], dict[str, float]]:

@@ -18,12 +18,13 @@ from experiments.mri.measurements import field_of_view, spectrum_matrices
 from experiments.mri.networks import Refinement, centered_grid
 from experiments.mri.trajectories import Domain
 from permutohedral.errors import InputError
+from permutohedral.guided.conjugate_gradients import conjugate_gradients
 
 FixedMethod = Literal["nearest", "linear", "kaiser_bessel", "conjugate_gradients"]
 
 
 class Interpolation(nn.Module):
-    """Nearest or linear interpolation at the places of the grid, as `scipy.interpolate.griddata` does it.
+    """Nearest or linear interpolation at the places of the grid, by SciPy.
 
     In the image, pixels outside of the samples' hull take the nearest sample. In the spectrum they are zero, and the
     inverse Fourier transform follows.
@@ -46,34 +47,20 @@ class Interpolation(nn.Module):
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
         """Make images from `values [batch, points, 1 or 2]`."""
-        corners, weights = self.plan(positions)
-        grid = (values[:, corners] * weights.to(values)[..., None]).sum(dim=2)
-        grid = grid.reshape(len(values), self.size, self.size, -1)
+        from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
+
+        points, places = positions.double().cpu().numpy(), self.places.double().numpy()
+        samples = values.double().cpu().transpose(0, 1).numpy()
+        # NaN outside of the hull
+        linear, nearest = (kind(points, samples)(places) for kind in (LinearNDInterpolator, NearestNDInterpolator))
+        inside, outside = linear if self.method == "linear" else nearest, nearest if self.domain == "image" else 0.0
+        grid = torch.from_numpy(np.where(np.isnan(linear), outside, inside)).to(values)
+        grid = grid.transpose(0, 1).reshape(len(values), self.size, self.size, -1)
         if self.domain == "image":
             return grid[..., 0]
         # the measurement divides by the size, the inverse transform by its square
         spectrum = torch.view_as_complex(grid.contiguous())
         return centered_inverse(spectrum).real * self.size * field_of_view(self.size).to(values)
-
-    def plan(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the samples that each place reads, int64 `[places, 1 or 3]`, and their weights."""
-        from scipy.spatial import Delaunay, cKDTree
-
-        points, places = positions.double().cpu().numpy(), self.places.double().numpy()
-        nearest = torch.from_numpy(cKDTree(points).query(places)[1])[:, None]
-        triangles = Delaunay(points)
-        found = triangles.find_simplex(places)
-        outside = torch.from_numpy(found < 0)
-        if self.method == "nearest":
-            weights = torch.ones(len(places), 1, dtype=torch.float64)
-            return nearest, weights if self.domain == "image" else weights * ~outside[:, None]
-        transform = triangles.transform[found]
-        first = np.einsum("nij,nj->ni", transform[:, :2], places - transform[:, 2])
-        weights = torch.from_numpy(np.concatenate([first, 1 - first.sum(axis=1, keepdims=True)], axis=1))
-        corners = torch.from_numpy(triangles.simplices[found]).long()
-        # outside of the hull the three corners are one
-        alone = torch.tensor([1.0 if self.domain == "image" else 0.0, 0.0, 0.0], dtype=torch.float64)
-        return torch.where(outside[:, None], nearest, corners), torch.where(outside[:, None], alone, weights)
 
 
 class InterpolatedNetwork(nn.Module):
@@ -95,7 +82,7 @@ class InterpolatedNetwork(nn.Module):
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
         """Make images from `values [batch, points, 1]`; the network also sees how far the nearest sample is."""
         image = self.interpolation(values, positions)
-        distance = torch.cdist(self.interpolation.places, positions.float()).amin(dim=1).reshape(image.shape[1:])
+        distance = torch.cdist(self.interpolation.places, positions.float().cpu()).amin(dim=1).reshape(image.shape[1:])
         refined: Tensor = self.finish(torch.stack([image, (distance / 4).to(image).expand_as(image)], dim=1))
         return refined
 
@@ -194,16 +181,13 @@ class ConjugateGradients(nn.Module):
             image = torch.einsum("bp,pn,pm->bnm", samples, along_y.conj(), along_x.conj())
             return image.real / self.size * field
 
-        residual = adjoint(torch.view_as_complex(values.double().contiguous()))
-        image, direction = torch.zeros_like(residual), residual
-        square = residual.square().sum(dim=(1, 2), keepdim=True)
-        for _ in range(self.iterations):
-            curved = adjoint(measure(direction))
-            step = square / (direction * curved).sum(dim=(1, 2), keepdim=True).clamp_min(1e-30)
-            image, residual = image + step * direction, residual - step * curved
-            before, square = square, residual.square().sum(dim=(1, 2), keepdim=True)
-            direction = residual + square / before.clamp_min(1e-30) * direction
-        return image.to(values)
+        def product(rows: Tensor) -> Tensor:
+            return adjoint(measure(rows.T.reshape(-1, self.size, self.size))).flatten(1).T
+
+        right = adjoint(torch.view_as_complex(values.double().contiguous())).flatten(1).T
+        start, ones = torch.zeros_like(right), torch.ones_like(right)
+        solved = conjugate_gradients(product, right, ones, start, self.iterations, tolerance=0.0)
+        return solved.T.reshape(-1, self.size, self.size).to(values)
 
 
 def build_fixed(method: FixedMethod, domain: Domain, size: int, options: Mapping[str, Any]) -> nn.Module:

@@ -66,14 +66,4 @@ def train(config: Any, factor: int, settings: Mapping[str, Any], options: RunOpt
     fit(model, loss, config.training, options, checkpoint_folder(config, options, f"-{factor}"))
     model = model.to("cpu").eval()
     write_weights(weights_path(config, options.output, f"-{factor}"), model)
-    return by_model(model), time.perf_counter() - started
-
-
-def by_model(model: ColorUpsampler) -> Upsample:
-    """Return a trained filter as a method that ignores settings."""
-
-    def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
-        found: Tensor = model(coarse, guide)
-        return found
-
-    return run
+    return lambda coarse, guide, _factor, _settings: model(coarse, guide), time.perf_counter() - started

@@ -222,12 +222,8 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         "books, moebius, tsukuba, venus; 50 test images, ten for features). Milliseconds are processor time of one run "
         "for the largest image. Settings at an end of their grid are listed in `runs/`."
     )
-    return [Page("Upsampling along edges", text, [make_table(results, task) for task in tasks_of(results)])]
-
-
-def tasks_of(results: Sequence[Result]) -> list[str]:
-    """Return the tasks that have results."""
-    return [task for task in CAPTIONS if any(result.config["task"] == task for result in results)]
+    tasks = [task for task in CAPTIONS if any(result.config["task"] == task for result in results)]
+    return [Page("Upsampling along edges", text, [make_table(results, task) for task in tasks])]
 
 
 def make_table(results: Sequence[Result], task: str) -> Table:

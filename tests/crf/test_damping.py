@@ -38,7 +38,6 @@ def free_energies(energies: Tensor, kernels: list[ph.crf.Kernel], steps: int, **
 
 @pytest.mark.parametrize("normalization", ["symmetric", "none"])
 def test_free_energy_never_rises(normalization: str) -> None:
-    """tools/crf_convergence.py does the same with a thousand compatibilities."""
     random = np.random.default_rng(1)
     for labels in (2, 3, 5):
         for _ in range(3):

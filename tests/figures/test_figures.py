@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from figures import make_scene
 from figures.__main__ import main
+from figures.steps import make_scene
 from PIL import Image
 
 import permutohedral as ph

@@ -114,12 +114,15 @@ def test_turned_image_is_not_turned_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_sixteen_bits_keep_metadata(ending: str, channels: int, tmp_path: Path) -> None:
+def test_sixteen_bits_keep_numbers_and_metadata(ending: str, channels: int, tmp_path: Path) -> None:
     numbers = np.random.default_rng(1).integers(0, 65536, (9, 12, channels), dtype=np.uint16)
     path, copy = tmp_path / f"source.{ending}", tmp_path / f"copy.{ending}"
     write_integers(path, numbers)
+    read = read_image(path)
+    assert (read.levels, read.pixels.shape) == (65535, (3 if channels > 2 else 1, 9, 12))
+    assert (read.alpha is not None) == (channels in (2, 4))
     metadata = Metadata(profile(), exif().tobytes(), (300, 300))
-    assert write_image(replace(read_image(path), metadata=metadata), path) == []
+    assert write_image(replace(read, metadata=metadata), path) == []
     assert write_image(read_image(path), copy) == []
     np.testing.assert_array_equal(read_integers(copy), numbers)
     with open_image(copy) as image:

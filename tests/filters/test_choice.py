@@ -124,9 +124,3 @@ def test_what_only_a_lattice_has_takes_it() -> None:
         ph.bilateral_filter(picture(), sigma_space=sigma, sigma_color=0.1, method="auto"),
         ph.bilateral_filter(picture(), sigma_space=sigma, sigma_color=0.1),
     )
-
-
-def test_a_layer_takes_it() -> None:
-    image = picture()[None]
-    layer = ph.nn.BilateralFilter(sigma_space=1.0, sigma_color=0.1, method="auto")
-    assert_close(layer(image), ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.1, method="auto"))

@@ -30,15 +30,6 @@ def test_far_targets_have_the_value_of_the_nearest_samples_and_no_mass() -> None
     assert float(mass.max()) < 1e-6
 
 
-def test_only_ratios_of_weights_matter() -> None:
-    values, features = to_tensor(NUMBERS.random((40, 2))), to_tensor(NUMBERS.random((40, 2)) * 3)
-    targets, weights = to_tensor(NUMBERS.random((15, 2)) * 9), to_tensor(NUMBERS.random(40))
-    expected, expected_mass = ph.interpolate(values, features, targets, sample_weight=weights)
-    found, mass = ph.interpolate(values, features, targets, sample_weight=1e-9 * weights)
-    assert_close(found, expected)
-    assert_close(mass, 1e-9 * expected_mass)
-
-
 def test_holes_are_filled_and_the_rest_stays() -> None:
     features = ph.features.positions((6, 7), 1.5, dtype=torch.float64, device=DEVICE)
     values = to_tensor(NUMBERS.random((42, 1)))
@@ -79,7 +70,7 @@ def test_unknown_values_are_unknown_per_channel() -> None:
     torch.testing.assert_close(mass, torch.minimum(apart[0][1], apart[1][1]))
 
 
-def test_tiny_weights_do_not_underflow() -> None:
+def test_only_ratios_of_weights_matter_even_of_tiny_ones() -> None:
     features, values, weights = torch.rand(20, 2) * 4, torch.rand(20, 2), torch.rand(20)
     # little of the samples reaches the targets
     targets = features + 1.5

@@ -130,22 +130,15 @@ def test_start_at_the_solution_converges_faster() -> None:
 def test_batch_equals_its_items() -> None:
     guides, targets = torch.stack([picture(2), picture(2, 5)]), torch.stack([picture(1, 1), picture(1, 2)])
     targets[1, 0, 2] = torch.nan
+    weights = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
     together = ph.bilateral_solver(targets, guides, **EXACT)
+    weighted = ph.bilateral_solver(targets, guides, sample_weight=weights, **EXACT)
     for item in range(2):
         assert_close(together[item], ph.bilateral_solver(targets[item], guides[item], **EXACT))
+        alone = ph.bilateral_solver(targets[item], guides[item], sample_weight=weights[item], **EXACT)
+        assert_close(weighted[item], alone)
     shared = ph.bilateral_solver(targets, guides[0], **EXACT)
     assert_close(shared[1], ph.bilateral_solver(targets[1], guides[0], **EXACT))
-
-
-def test_batch_with_weights_equals_its_items() -> None:
-    guides, targets = torch.stack([picture(3, 5), picture(3, 6)]), torch.stack([picture(2, 7), picture(2, 8)])
-    sample_weight = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
-    found = ph.bilateral_solver(targets, guides, sample_weight=sample_weight, sigma_color=0.1)
-    items = zip(targets, guides, sample_weight, strict=True)
-    alone = [
-        ph.bilateral_solver(target, guide, sample_weight=weight, sigma_color=0.1) for target, guide, weight in items
-    ]
-    assert_close(found, torch.stack(alone))
 
 
 def test_items_in_other_units_do_not_interact() -> None:

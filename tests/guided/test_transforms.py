@@ -35,13 +35,7 @@ def test_tangents_of_maps(upsample: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(value, upsample(coarse))
 
 
-def test_maps_of_torch_vmap(upsample: Callable[[Tensor], Tensor]) -> None:
-    coarse = draw(7, 2, 5, 6)
-    expected = torch.stack([upsample(each) for each in coarse])
-    torch.testing.assert_close(torch.vmap(upsample)(coarse), expected)
-
-
-def test_unknown_samples_of_torch_vmap(upsample: Callable[[Tensor], Tensor]) -> None:
+def test_maps_of_torch_vmap_with_unknown_samples(upsample: Callable[[Tensor], Tensor]) -> None:
     coarse = draw(7, 2, 5, 6)
     coarse[0, 0, 1, 1] = torch.nan
     torch.testing.assert_close(torch.vmap(upsample)(coarse), torch.stack([upsample(each) for each in coarse]))

@@ -24,10 +24,11 @@ def image(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
-def test_layer_matches_bilateral_filter(guided: bool) -> None:
-    layer = BilateralFilter(**SIGMAS, method="dense", halo=1).to(DEVICE)
+@pytest.mark.parametrize("options", [{"method": "dense", "halo": 1}, {"method": "auto"}], ids=["dense", "auto"])
+def test_layer_matches_bilateral_filter(guided: bool, options: dict[str, Any]) -> None:
+    layer = BilateralFilter(**SIGMAS, **options).to(DEVICE)
     picture, guide = image(2, 3, 4, 5), image(2, 1, 4, 5, seed=1) if guided else None
-    assert_close(layer(picture, guide), ph.bilateral_filter(picture, **SIGMAS, guide=guide, method="dense", halo=1))
+    assert_close(layer(picture, guide), ph.bilateral_filter(picture, **SIGMAS, guide=guide, **options))
     assert_close(layer.sigma_space, torch.tensor(2.5))
     assert_close(layer.sigma_color, torch.tensor(0.3))
     assert [each for each in layer.parameters() if each.requires_grad] == []
@@ -87,14 +88,6 @@ def test_replaces_conv2d() -> None:
     assert output.shape == picture.shape
     assert network(picture[0]).shape == picture[0].shape
     assert losses[-1] < losses[0] / 2
-
-
-def test_batch_items_do_not_mix() -> None:
-    layer = BilateralConv2d(1, 2).to(DEVICE)
-    pictures = image(3, 1, 4, 5)
-    together = layer(pictures)
-    for picture, result in zip(pictures, together, strict=True):
-        assert_close(result, layer(picture))
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 4, 5), (2, 1, 0, 5), (1, 4, 0)])

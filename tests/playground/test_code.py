@@ -61,12 +61,11 @@ def check(job: Job, result: compute.Result) -> None:
     for name, make in result.files.items():
         if name != output.name:
             Path(name).write_bytes(make())
-    code = job.code()
-    for way in (code.python, code.command):
-        if way is code.python:
-            exec(compile(way, "shown", "exec"), {})
+    for way in ("python", "command"):
+        if way == "python":
+            exec(compile(job.python, "shown", "exec"), {})
         else:
-            words = shlex.split(way)
+            words = shlex.split(job.command)
             assert words[0] == "permutohedral"
             answer = CliRunner().invoke(application, words[1:], catch_exceptions=False)
             assert answer.exit_code == 0, answer.output
@@ -186,7 +185,7 @@ def test_preview_of_a_small_photo_is_the_filter(photo: Photo) -> None:
 
 @pytest.mark.parametrize("name", ["a\nb.png", 'a"b.png', "a\\b.png", "a'b.png", "\u00fc b.png"])
 def test_quotes_names_of_files(name: str) -> None:
-    code = Job("filter_image", (name, "smooth.png"), FILTER).code()
-    constants = [node.value for node in ast.walk(ast.parse(code.python)) if isinstance(node, ast.Constant)]
+    job = Job("filter_image", (name, "smooth.png"), FILTER)
+    constants = [node.value for node in ast.walk(ast.parse(job.python)) if isinstance(node, ast.Constant)]
     assert name in constants
-    assert shlex.split(code.command)[3] == name
+    assert shlex.split(job.command)[3] == name

@@ -144,7 +144,7 @@ def test_the_architecture_is_short() -> None:
     assert len(ARCHITECTURE.read_text().split()) <= 1500
 
 
-@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", readme.pages(), ids=lambda page: page.name)
 def test_tables_show_the_measured_figures(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- table:") == text.count("<!-- end of table -->")

@@ -9,10 +9,13 @@ from pathlib import Path
 import torch
 from skimage import data
 
-from figures import draw_filter, draw_levels, draw_neighborhood, draw_simplices, draw_steps, make_scene
 from figures.canvas import DPI, MARGIN
+from figures.filters import draw_filter, draw_neighborhood
 from figures.guide import draw_commands, draw_crf, draw_scan
+from figures.levels import draw_levels
 from figures.photographs import draw_segmentation, draw_upsampling
+from figures.simplices import draw_simplices
+from figures.steps import draw_steps, make_scene
 from permutohedral.files.figure import save_figure
 from permutohedral.models.denoising import PermutohedralDenoiser
 from permutohedral.models.pretrained import load_pretrained
@@ -28,7 +31,7 @@ def main(folder: Path) -> None:
         "steps.svg": draw_steps(make_scene(14, 1, 2)),
         "neighborhood.svg": draw_neighborhood(2),
         "filter.svg": draw_filter(
-            {"Gaussian": gaussian_weight(3, 2), "trained": model.convolution.weight.detach().flatten()}
+            {"Gaussian": gaussian_weight(3, 2), "trained": model.convolution.weight.detach().flatten()}, size=2
         ),
         "simplices.png": draw_simplices(camera, 8.0, 0.1),
         "levels.svg": draw_levels(14, 3),

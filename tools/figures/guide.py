@@ -7,31 +7,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from PIL import Image
 from skimage import data
 from torch.nn import functional
 
 import permutohedral as ph
-from figures.photographs import COLORS, rough_labels
+from figures.photographs import COLORS, draw_panels, rough_labels
 from permutohedral import files
 from permutohedral.files.cloud_formats import read_cloud
 from permutohedral.files.figure import new_figure
 from permutohedral.files.formats.labels import LabelMap, blend_labels
 
 GROUND, TREE, HOUSE = 2, 5, 6
-
-
-def draw_panels(panels: dict[str, NDArray[np.generic]], columns: int, width: float, height: float) -> Figure:
-    """Draw images `[height, width, 3]` by title, in rows."""
-    figure = new_figure(width, height)
-    rows = -(-len(panels) // columns)
-    for number, (title, image) in enumerate(panels.items()):
-        axes = figure.add_subplot(rows, columns, number + 1)
-        axes.imshow(image, cmap="gray")
-        axes.set_title(title, fontsize=10)
-        axes.set_axis_off()
-    return figure
 
 
 def draw_commands(folder: Path) -> Figure:
@@ -59,7 +46,7 @@ def draw_commands(folder: Path) -> Figure:
     titles |= {"labels": "labels.png", "overlay": "image segment --overlay", "coarse": "map.png"}
     titles["upsampled"] = "image upsample"
     read = {title: np.array(Image.open(path(name)).convert("RGB")) for name, title in titles.items()}
-    return draw_panels(read, columns=4, width=12, height=4.4)
+    return draw_panels({title: torch.from_numpy(image).permute(2, 0, 1) for title, image in read.items()}, 4, 4.4)
 
 
 def draw_crf() -> Figure:
@@ -76,10 +63,7 @@ def draw_crf() -> Figure:
         found[f"mean field, {count} iteration{'s' * (count > 1)}"] = ph.crf.mean_field(
             energies, kernels, num_iterations=count
         ).argmax(dim=0)
-    panels = {
-        title: blend_labels(photo, LabelMap(each, COLORS)).permute(1, 2, 0).numpy() for title, each in found.items()
-    }
-    return draw_panels(panels, columns=3, width=12, height=3.2)
+    return draw_panels({title: blend_labels(photo, LabelMap(each, COLORS)) for title, each in found.items()}, 3, 3.2)
 
 
 def make_town(path: Path, side: float = 90.0, points: int = 60_000) -> None:

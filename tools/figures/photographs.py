@@ -39,12 +39,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 FACTOR = 16
 
 
-def _draw_panels(images: Mapping[str, Tensor], height: float) -> Figure:
-    """Draw six images `[3, height, width]` with their titles, in two rows."""
+def draw_panels(images: Mapping[str, Tensor], columns: int, height: float) -> Figure:
+    """Draw images `[3, height, width]` by title, in rows."""
     figure = new_figure(12, height)
+    rows = -(-len(images) // columns)
     for number, (title, image) in enumerate(images.items(), 1):
-        axes = figure.add_subplot(2, 3, number)
-        axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
+        axes = figure.add_subplot(rows, columns, number)
+        axes.imshow(image.permute(1, 2, 0).numpy())
         axes.set_title(title, fontsize=10)
         axes.set_axis_off()
     return figure
@@ -67,7 +68,8 @@ def draw_segmentation() -> Figure:
     energies = ph.crf.energies_from_labels(labels["rough labels"], 3, certainty=settings.certainty)
     for title, changes in SETTINGS.items():
         labels[title] = follow_edges(energies, pixels, replace(settings, **changes)).argmax(dim=0)
-    return _draw_panels({title: blend_labels(pixels, LabelMap(found, COLORS)) for title, found in labels.items()}, 6.0)
+    panels = {title: blend_labels(pixels, LabelMap(found, COLORS)) for title, found in labels.items()}
+    return draw_panels(panels, 3, 6.0)
 
 
 def draw_upsampling() -> Figure:
@@ -100,7 +102,7 @@ def draw_upsampling() -> Figure:
         titled("bilateral_solver", colored),
         ("the photograph", photo),
     ]
-    return _draw_panels(dict(panels), 5.6)
+    return draw_panels({title: image.clamp(0, 1) for title, image in panels}, 3, 5.6)
 
 
 def _strokes(height: int, width: int) -> Tensor:

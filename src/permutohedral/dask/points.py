@@ -56,7 +56,7 @@ def gaussian_filter(values: da.Array, features: da.Array) -> da.Array:
     """
     features, values = _align_chunks(features, values)
     merged = _merge(_splat(features, values))
-    index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(merged)))
+    index, sums = _persist_pair(_delayed(blur_part)(merged))
     return _slice(index, sums, features, values.shape[1], values.dtype)
 
 
@@ -90,11 +90,6 @@ def _merge(parts: list[Any]) -> Any:
         starts = range(0, len(parts), _MERGED_PER_TASK)
         parts = [_delayed(merge_parts)(parts[start : start + _MERGED_PER_TASK]) for start in starts]
     return parts[0]
-
-
-def _blur_part(indexed: Any) -> Any:
-    index, sums = indexed
-    return index, blur_rows(index, sums)
 
 
 def _persist_pair(pair: Any) -> tuple[Any, Any]:
@@ -160,21 +155,15 @@ def merge_parts(parts: Sequence[Part]) -> Part:
     return found.numpy(), operators.splat(sums, rows[:, None], ones, len(found)).numpy()
 
 
-def index_part(part: Part) -> tuple[LatticeIndex, Array]:
-    """Return the index of a part's keys, and its sums in the order of the index."""
+def blur_part(part: Part) -> tuple[LatticeIndex, Array]:
+    """Return the index of a part's keys, and its sums blurred with the Gaussian, in the order of the index."""
     keys, rows, table = operators.index_keys(torch.from_numpy(part[0]))
-    sums = torch.from_numpy(part[1])
+    index, sums = LatticeIndex(keys.numpy(), table.numpy()), torch.from_numpy(part[1])
     ordered = torch.empty_like(sums)
     ordered[rows.long()] = sums
-    return LatticeIndex(keys.numpy(), table.numpy()), ordered.numpy()
-
-
-def blur_rows(index: LatticeIndex, sums: Array) -> Array:
-    """Blur all sums with the Gaussian."""
-    keys = torch.from_numpy(index.keys)
     dimension = keys.shape[1] - 1
     neighbors = index.find(keys, axis_offsets(dimension))
-    return _to_numpy(operators.blur(torch.from_numpy(sums), neighbors, False) / blur_gain(dimension))
+    return index, _to_numpy(operators.blur(ordered, neighbors, False) / blur_gain(dimension))
 
 
 def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int) -> Array:

@@ -10,21 +10,13 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Code:
-    """Text to copy: a whole Python program, and one line for a shell."""
-
-    python: str
-    command: str
-
-
-@dataclass(frozen=True)
 class Job:
     """One call of a function of `permutohedral.files`: its name, its files, the output last, and its options.
 
     Options that are None are left out.
 
     >>> job = Job("filter_image", ("-x.png", "smooth.png"), {"sigma_space": 4.0, "guide": None, "method": "auto"})
-    >>> print(job.code().command)
+    >>> print(job.command)
     permutohedral image filter ./-x.png smooth.png --sigma-space 4.0 --method auto
     """
 
@@ -42,12 +34,17 @@ class Job:
         [result] = getattr(ph.files, self.function)(*self.files, **self._given(), **more, progress=report)
         return result
 
-    def code(self) -> Code:
-        """Return the program and the command that make the same call."""
+    @property
+    def python(self) -> str:
+        """The whole program that makes the same call."""
         arguments = [_quote(file) for file in self.files]
         arguments += [f"{name}={_quote(value)}" for name, value in self._given().items()]
         lines = "".join(f"    {argument},\n" for argument in arguments)
-        python = f"import permutohedral as ph\n\nph.files.{self.function}(\n{lines})\n"
+        return f"import permutohedral as ph\n\nph.files.{self.function}(\n{lines})\n"
+
+    @property
+    def command(self) -> str:
+        """The line for a shell that makes the same call."""
         options = self._given()
         files = [str(file) for file in self.files]
         # the command takes labels by position
@@ -56,8 +53,7 @@ class Job:
         words = [f"./{file}" if file.startswith("-") else file for file in files]
         for name, value in options.items():
             words += ["--" + name.replace("_", "-"), str(value)]
-        command = self.function.partition("_")[0]
-        return Code(python, shlex.join(["permutohedral", "image", command, *words]))
+        return shlex.join(["permutohedral", "image", self.function.partition("_")[0], *words])
 
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if value is not None}

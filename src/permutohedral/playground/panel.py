@@ -12,7 +12,7 @@ from nicegui import ui
 
 from permutohedral.playground.components import Progress, Slider, Tab
 from permutohedral.playground.controls import Choice
-from permutohedral.playground.jobs import Code
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.runner import Check, Request, Show, Steps
 from permutohedral.playground.session import Session
 
@@ -63,8 +63,8 @@ class Panel:
         """Return the values of the controls by option."""
         return {option: control.value for option, control in self.controls.items()}
 
-    def code(self) -> Code:
-        """Return the code for the current controls."""
+    def job(self) -> Job:
+        """Return the job for the current controls, whose code is shown."""
         raise NotImplementedError
 
     def compute(self) -> None:
@@ -72,7 +72,7 @@ class Panel:
         raise NotImplementedError
 
     def take_photo(self) -> None:
-        """Drop everything that belongs to the previous photo."""
+        """Drop everything but the result that belongs to the previous photo."""
 
     @property
     def photo(self) -> Photo:
@@ -138,6 +138,7 @@ class Panel:
         """Prepare for another photo; compute again when the tab is opened."""
         self._stale = True
         self.drop()
+        self.put("after", None, "before", 0)
         self.take_photo()
 
     def refresh(self) -> None:
@@ -158,9 +159,9 @@ class Panel:
         if not self._code_is_old:
             return
         self._code_is_old = False
-        code = self.code()
-        self._command.set_content(_wrap_words(code.command))
-        self._python.set_content(escape(code.python.strip()))
+        job = self.job()
+        self._command.set_content(_wrap_words(job.command))
+        self._python.set_content(escape(job.python.strip()))
         self._status.classes(add="pg-old")
         self.offer({})
 
@@ -204,8 +205,8 @@ class Panel:
                 return ui.html("", sanitize=False).props(f'data-code="{title}"')
 
     def _copy(self, title: str) -> None:
-        code = self.code()
-        ui.clipboard.write(code.python if title == "Python" else code.command)
+        job = self.job()
+        ui.clipboard.write(job.python if title == "Python" else job.command)
         ui.notify("copied", timeout=800)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from permutohedral.playground.components import Slider, Viewer
 from permutohedral.playground.controls import Choice
-from permutohedral.playground.jobs import Code, Job
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
 
@@ -45,9 +45,6 @@ class DenoisePanel(Panel):
     def add_view(self) -> None:
         Viewer(self.session.key, {"before": "denoise/before", "after": "denoise/after"}, ("noisy photo", "denoised"))
 
-    def take_photo(self) -> None:
-        self.put("after", None, "before", 0)
-
     def add_example_noise(self) -> None:
         """Add noise to the example photo, which has none."""
         self._added.set(25.0)
@@ -56,10 +53,10 @@ class DenoisePanel(Panel):
         sigma = None if self._sigma.value == _ESTIMATED else float(self._sigma.value)
         return {"sigma": sigma, "strength": self._strength.value, "model": self._model.value}
 
-    def code(self) -> Code:
+    def job(self) -> Job:
         # noise of the page is in a file to download
         source = "noisy.png" if self._added.value else self.photo.name
-        return Job("denoise_image", (source, "clean.png"), self.options()).code()
+        return Job("denoise_image", (source, "clean.png"), self.options())
 
     def compute(self) -> None:
         photo, options, added, number = self.photo, self.options(), self._added.value, self.number

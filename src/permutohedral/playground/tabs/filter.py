@@ -7,7 +7,7 @@ from typing import Any
 
 from permutohedral.playground.components import Slider, Viewer
 from permutohedral.playground.controls import Choice
-from permutohedral.playground.jobs import Code, Job
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.session import REST
@@ -36,11 +36,8 @@ class FilterPanel(Panel):
     def add_view(self) -> None:
         Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
 
-    def take_photo(self) -> None:
-        self.put("after", None, "before", 0)
-
-    def code(self) -> Code:
-        return Job("filter_image", (self.photo.name, "smooth.png"), self.options()).code()
+    def job(self) -> Job:
+        return Job("filter_image", (self.photo.name, "smooth.png"), self.options())
 
     def compute(self) -> None:
         photo, options, number = self.photo, self.options(), self.number

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from permutohedral.files.settings import SegmentationSettings
 from permutohedral.playground.components import Slider, Viewer
-from permutohedral.playground.jobs import Code, Job
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.strokes import BRUSHES, NEEDS_STROKES, Stroke, write_strokes
@@ -64,7 +64,6 @@ class SegmentPanel(Panel):
     def take_photo(self) -> None:
         self._strokes = []
         self._show_strokes()
-        self.put("after", None, "before", 0)
 
     def set_strokes(self, strokes: list[Stroke]) -> None:
         """Replace all strokes."""
@@ -72,8 +71,8 @@ class SegmentPanel(Panel):
         self._show_strokes()
         self.refresh()
 
-    def code(self) -> Code:
-        return Job("segment_image", (self.photo.name, "out.png"), {"labels": "labels.png", **self.options()}).code()
+    def job(self) -> Job:
+        return Job("segment_image", (self.photo.name, "out.png"), {"labels": "labels.png", **self.options()})
 
     def compute(self) -> None:
         photo, strokes, options, number = self.photo, tuple(self._strokes), self.options(), self.number

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from permutohedral.playground.components import Slider, Viewer
 from permutohedral.playground.controls import Choice, read_in_thread, upload_button
-from permutohedral.playground.jobs import Code, Job
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
 
@@ -62,9 +62,9 @@ class UpsamplePanel(Panel):
     def take_photo(self) -> None:
         self._drop_map(refresh=False)
 
-    def code(self) -> Code:
+    def job(self) -> Job:
         coarse, guide = ("coarse.png", "guide.png") if self._map is None else (self._map[1], self.photo.name)
-        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self.options()).code()
+        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self.options())
 
     def compute(self) -> None:
         photo, given, options, number = self.photo, self._map, self.options(), self.number
