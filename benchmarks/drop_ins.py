@@ -1,4 +1,4 @@
-"""Workload of the filter of weakly supervised segmentation, next to rloss's C++ filter.
+"""Workloads of the loss of weakly supervised segmentation, next to rloss's C++ filter.
 
 RLOSS names a checkout of meng-tang/rloss, whose filter is compiled with g++.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import permutohedral as ph
 from benchmarks.inputs import Inputs, synthetic_image
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload
 from permutohedral.compat.bilateralfilter import bilateralfilter_batch
@@ -47,11 +48,15 @@ def build_rloss(checkout: str) -> Callable[..., None]:
     return function
 
 
-def _prepare(inputs: Inputs) -> Prepared:
-    """Filter 21 probabilities over 8 images, 0 to 255."""
+def _draw() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images `[8, 3, 224, 224]`, 0 to 255, and probabilities `[8, 21, 224, 224]`."""
     photos = torch.stack([synthetic_image(HEIGHT, WIDTH).roll(16 * number, dims=-1) for number in range(BATCH)])
-    probabilities = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
-    images, ins = (255 * photos).flatten().numpy(), probabilities.flatten().numpy()
+    generator = torch.Generator().manual_seed(0)
+    return 255 * photos, torch.randn(SHAPE, generator=generator).softmax(dim=1)
+
+
+def _prepare_filter(inputs: Inputs) -> Prepared:
+    images, ins = (each.flatten().numpy() for each in _draw())
     outs = np.zeros_like(ins)
     arguments = (images, ins, outs, *SHAPE, SIGMA_COLOR, SIGMA_SPACE)
     theirs: Contender | Absent = Absent(RLOSS, "set RLOSS to a checkout of meng-tang/rloss")
@@ -61,5 +66,19 @@ def _prepare(inputs: Inputs) -> Prepared:
     return Prepared(Contender(OURS, lambda _: bilateralfilter_batch(*arguments)), [theirs])
 
 
-SUMMARY = "bilateralfilter_batch, 8 images of 224 x 224, 21 classes"
-WORKLOADS = (Workload("bilateralfilter", SUMMARY, "cpu", _prepare, optional=True),)
+def _prepare_loss(inputs: Inputs) -> Prepared:
+    images, probabilities = (each.to(inputs.device) for each in _draw())
+    layer = ph.nn.DenseEnergyLoss(2 * SIGMA_SPACE, SIGMA_COLOR, weight=1e-7, scale_factor=0.5)
+    probabilities.requires_grad_()
+
+    def run(_: int) -> None:
+        layer(images, probabilities).backward()
+
+    return Prepared(Contender(OURS, run))
+
+
+_SIZE = "8 images of 224 x 224, 21 classes"
+WORKLOADS = (
+    Workload("bilateralfilter", f"bilateralfilter_batch, {_SIZE}", "cpu", _prepare_filter, optional=True),
+    Workload("energy-loss", f"DenseEnergyLoss and gradient, {_SIZE}", "any", _prepare_loss, optional=True),
+)

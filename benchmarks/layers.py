@@ -27,6 +27,7 @@ PRECISIONS = {
     "fp32": (torch.float32, False),
     "TF32": (torch.float32, True),
     "bf16": (torch.bfloat16, False),
+    "autocast": (torch.float32, False),
 }
 
 
@@ -37,7 +38,8 @@ def precision(name: str) -> Iterator[torch.dtype]:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounded
     try:
-        yield dtype
+        with torch.autocast("cuda", torch.bfloat16) if name == "autocast" else nullcontext():
+            yield dtype
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
@@ -108,7 +110,9 @@ def _prepare_reference(inputs: Inputs, sigma_space: float | None, training: bool
     return Prepared(contender(OURS, None), [plain], problems[0].origin, num_inputs=len(problems))
 
 
-def _prepare_image_layer(inputs: Inputs, training: bool, batch: int = 1, precision_name: str = "fp32") -> Prepared:
+def _prepare_image_layer(
+    inputs: Inputs, training: bool, batch: int = 1, precision_name: str = "fp32", reused: bool = True
+) -> Prepared:
     """Run a layer of 32 to 32 channels with 19 taps over images of 481 x 321 pixels, next to Conv2d 5 x 5."""
     dtype = PRECISIONS[precision_name][0]
     options: dict[str, Any] = {"device": inputs.device, "dtype": dtype}
@@ -123,7 +127,9 @@ def _prepare_image_layer(inputs: Inputs, training: bool, batch: int = 1, precisi
     exact = _in_float64(lattice)
 
     def permutohedral(module: nn.Module, values: Tensor) -> Any:
-        return module(values, lattice=exact if values.dtype is torch.float64 else lattice)
+        if values.dtype is torch.float64:
+            return module(values, lattice=exact)
+        return module(values, lattice=lattice) if reused else module(values, features)
 
     make = partial(_layer_contender, training=training, precision_name=precision_name)
     values = images.flatten(2).transpose(1, 2).contiguous()
@@ -165,6 +171,48 @@ def _layer_contender(
 
     version = None if name == OURS else str(torch.__version__)
     return Contender(name, run, error=None if training else error, version=version)
+
+
+def _mnist_points(inputs: Inputs) -> tuple[list[Tensor], Tensor]:
+    """Return 784 random positions for each of 64 images, three times, and a grid of 576 targets."""
+    generator = torch.Generator().manual_seed(0)
+    sources = [(28 * torch.rand(64, 784, 2, generator=generator)).to(inputs.device) for _ in range(3)]
+    targets = (ph.features.positions((24, 24), device=inputs.device) + 2).expand(64, -1, -1).contiguous()
+    return sources, targets
+
+
+def _prepare_mnist_build(inputs: Inputs) -> Prepared:
+    """Build the lattices of a batch of MNIST images, d = 2, s = 2."""
+    sources, targets = _mnist_points(inputs)
+
+    def run(number: int) -> Any:
+        return ph.build_lattice(sources[number % 3], targets, neighborhood_size=2)
+
+    return Prepared(Contender(OURS, run), origin="seeded positions", num_inputs=3)
+
+
+def _prepare_mnist_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
+    """Run forward and backward through a layer of 1 to 20 channels on a batch of MNIST, lattice included.
+
+    torch runs the backward pass of a GPU in a thread of its own; without `own_thread`, in the calling thread.
+    """
+    sources, targets = _mnist_points(inputs)
+    values = torch.rand(64, 784, 1, generator=torch.Generator().manual_seed(1)).to(inputs.device)
+    layer = ph.nn.PermutohedralConv(1, 20, 2, 2, device=inputs.device)
+    gradient = torch.ones_like(layer(values, sources[0], targets))
+
+    def run(number: int) -> Any:
+        with torch.autograd.set_multithreading_enabled(own_thread):
+            output = layer(values, sources[number % 3], targets)
+            return torch.autograd.grad(output, list(layer.parameters()), gradient)
+
+    def error(gradients: Any) -> float:
+        exact = copy.deepcopy(layer).double()
+        output = exact(values.double(), sources[0].double(), targets.double())
+        truth = torch.autograd.grad(output, list(exact.parameters()), gradient.double())
+        return max(map(relative_error, gradients, truth))
+
+    return Prepared(Contender(OURS, run, error=error), origin="seeded positions", num_inputs=3)
 
 
 _RUNS_IN_A_GRAPH = 10
@@ -221,14 +269,22 @@ def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, tra
     return Prepared(ours, (), problem.origin, per_second=1e9 / (rows * filter_size * _RUNS_IN_A_GRAPH))
 
 
-def _prepare_steps(inputs: Inputs, kind: str) -> Prepared:
-    """Train on clouds that change: one layer, or a U-Net of four levels."""
+def _train(module: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], Tensor]) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    run().square().mean().backward()
+    optimizer.step()
+
+
+def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepared:
+    """Train on clouds that change: one layer, three layers on one lattice, or a U-Net of four levels."""
     draw = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     device = inputs.device
     module: nn.Module
     if kind == "layer":
         module = ph.nn.PermutohedralConv(16, 32, dimension=3, device=device)
+    elif kind == "three-layers":
+        module = nn.ModuleList(ph.nn.PermutohedralConv(32, 32, 3, device=device) for _ in range(3))
     else:
         module = LatticeUNet(4, 3).to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
@@ -239,9 +295,21 @@ def _prepare_steps(inputs: Inputs, kind: str) -> Prepared:
             features, values = 20 * torch.rand(points, 3), torch.randn(points, 16)
             features, values = features.to(device), values.to(device)
             return lambda: module(values, features)
-        counts = torch.randint(19_000, 21_001, (8,), generator=draw)
+        low, high, channels = (2_000, 2_601, 32) if kind == "three-layers" else (19_000, 21_001, 4)
+        counts = torch.randint(low, high, (8,), generator=draw)
         items = torch.repeat_interleave(torch.arange(8), counts).int().to(device)
-        values = torch.randn(len(items), 4).to(device)
+        values = torch.randn(len(items), channels).to(device)
+        if kind == "three-layers":
+            features = (8 * torch.rand(len(items), 3)).to(device)
+
+            def run_layers() -> Tensor:
+                lattice = ph.build_lattice(features, batch=items)
+                result = values
+                for layer in module.children():
+                    result = torch.relu(layer(result, lattice=lattice))
+                return result
+
+            return run_layers
         # hills with trees, as laser scans show them
         ground = 57 * torch.rand(len(items), 2)
         height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(len(items))
@@ -252,9 +320,8 @@ def _prepare_steps(inputs: Inputs, kind: str) -> Prepared:
     clouds = [cloud() for _ in range(40 if device.type == "cuda" else 3)]
 
     def run(number: int) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        clouds[number % len(clouds)]().square().mean().backward()
-        optimizer.step()
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            _train(module, optimizer, clouds[number % len(clouds)])
 
     return Prepared(Contender(OURS, run), origin="seeded clouds", num_inputs=len(clouds))
 
@@ -280,6 +347,19 @@ _ROWS: tuple[tuple[str, str, Callable[[Inputs], Prepared], str], ...] = (
         "layer 32 to 32 channels, 19 taps, 481 x 321 image, lattice reused, forward",
     ),
     ("layer-training", "cpu", partial(_prepare_image_layer, training=True), "the same, forward and backward"),
+    ("mnist-build", "any", _prepare_mnist_build, "the lattices of a batch of 64 MNIST images, d = 2, s = 2"),
+    (
+        "mnist-step",
+        "any",
+        _prepare_mnist_step,
+        "forward and backward through a layer on 64 MNIST images, lattice included",
+    ),
+    (
+        "mnist-step-one-thread",
+        "cuda",
+        partial(_prepare_mnist_step, own_thread=False),
+        "the same, the backward pass in the calling thread (torch.autograd.set_multithreading_enabled(False))",
+    ),
 )
 
 WORKLOADS = (
@@ -296,12 +376,22 @@ WORKLOADS = (
     *(
         Workload(
             f"C-{kind}-{name}",
-            f"layer 32 to 32 channels, 19 taps, 8 images of 481 x 321, {name}, lattice reused, {text}",
+            f"layer 32 to 32 channels, 19 taps, 8 images of 481 x 321, {name}, {text}",
             "cuda",
-            partial(_prepare_image_layer, training=kind == "training", batch=8, precision_name=name),
+            partial(
+                _prepare_image_layer,
+                training=kind == "training",
+                batch=8,
+                precision_name=name,
+                reused=kind != "built",
+            ),
         )
-        for name in ("fp32", "bf16")
-        for kind, text in (("forward", "forward"), ("training", "forward and backward"))
+        for name in PRECISIONS
+        for kind, text in (
+            ("forward", "lattice reused, forward"),
+            ("training", "lattice reused, forward and backward"),
+            ("built", "lattice built in each call, forward"),
+        )
     ),
     *(
         Workload(
@@ -316,10 +406,17 @@ WORKLOADS = (
         for name in ("bf16", "TF32", "fp32")
     ),
     *(
-        Workload(f"step-{kind}", f"training step, {text}", "any", partial(_prepare_steps, kind=kind))
+        Workload(
+            f"step-{kind}{'-autocast' if autocast else ''}",
+            f"training step, {text}{', autocast bfloat16' if autocast else ''}",
+            "cuda" if autocast else "any",
+            partial(_prepare_steps, kind=kind, autocast=autocast),
+        )
         for kind, text in (
             ("layer", "one layer, 16 to 32 channels, clouds of 20,000 to 60,000 points"),
+            ("three-layers", "three layers on one lattice, 8 clouds of about 2,300 points"),
             ("unet", "U-Net of four levels, 8 clouds of about 20,000 points"),
         )
+        for autocast in (False, True)
     ),
 )
