@@ -248,14 +248,14 @@ blur: Operator[Tensor] = Operator(
 
 
 def _filter_gaussian_shape(values: Tensor, *tables: Any) -> Tensor:
-    *_, target_vertices, _, _ = tables
+    *_, target_vertices, _ = tables
     return values.new_empty((target_vertices.shape[0], values.shape[1]))
 
 
 filter_gaussian: Operator[Tensor] = Operator(
     "filter_gaussian",
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
-    "Tensor target_barycentric, float smallest_mass) -> Tensor",
+    "Tensor target_barycentric) -> Tensor",
     _filter_gaussian_shape,
 )
 
