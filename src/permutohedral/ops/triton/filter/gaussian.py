@@ -11,14 +11,14 @@ from torch import Tensor
 
 from permutohedral.ops.contract import SMALLEST_MASS, Declined
 from permutohedral.ops.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.triton.build.insertion import Insertion
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
+    Insertion,
     build_tables,
     expected_rows,
 )
-from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
+from permutohedral.ops.triton.build.neighbors import search_into, search_packed
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import splat_sums
@@ -98,7 +98,8 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         offsets = axis_offsets(d, features.device)
         if not is_small:
             return output, offsets, splat_sums(_some_channels(values, 0), vertices, barycentric, rows, 1)
-        neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
+        neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=features.device)
+        search_into(neighbors, insertion.table, insertion.codes, offsets, True, False)
         tables = vertices, barycentric, neighbors, vertices, barycentric
         _filter(output, values, tables, insertion.table.storage)
         return output, offsets, None
