@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "casters.hpp"
-#include "index/coarsen.hpp"
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/gpu_kernel.hpp"

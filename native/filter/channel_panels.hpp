@@ -4,10 +4,11 @@
 
 #include "filter/channel_vectors.hpp"
 #include "filter/point_order.hpp"
-#include "runtime/cache_sizes.hpp"
 
 namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
+
+constexpr int64_t cache_line_bytes = 64;
 
 template <class T>
 constexpr int64_t panel_channels = cache_line_bytes / int64_t(sizeof(T));

@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "filter/channel_vectors.hpp"
-#include "index/bucket_sort.hpp"
 #include "kernels.hpp"
-#include "runtime/cache_sizes.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
 
@@ -59,12 +58,15 @@ PERMUTOHEDRAL_INLINE void dispatch_corners(int64_t num_corners, Function&& funct
 }
 
 constexpr int64_t sampled_steps = 1024;
+// a lattice of fewer bytes mostly stays in the caches, in whatever order its points are read
+constexpr int64_t cached_lattice_bytes = int64_t{1} << 24;
 // handing out a single block would take longer than planning it
 constexpr int64_t planned_blocks_per_task = 16;
 // distance from the vertex of one point to that of the next: beyond it, the level-one cache likely misses
 constexpr int64_t near_step_bytes = int64_t{1} << 16;
 // size of the values of a bucket: with its neighbors they stay in a level-two cache
 constexpr int64_t bucket_bytes = int64_t{1} << 18, max_buckets = 256;
+constexpr int64_t sorted_per_task = 16384;
 
 // Whether most steps from a point to the next lead far away, on a lattice that exceeds the caches.
 template <class T>
@@ -82,6 +84,33 @@ bool is_scattered(const Simplices<T>& simplices, const LatticeShape& shape) {
     return 2 * num_far > sampled_steps;
 }
 
+// Calls function(point, place) with the place of each point, at most 2^32 - 1 of them, in a stable sort by
+// bucket_of(point), which is in [0, num_buckets). The result does not depend on the number of threads.
+template <class BucketOf, class Function>
+void sort_by_buckets(int64_t num_points, int64_t num_buckets, int threads, BucketOf&& bucket_of, Function&& function) {
+    const int64_t num_parts = divide_up(num_points, sorted_per_task);
+    const Memory memory(sizeof(uint32_t) * num_buckets * num_parts);
+    // how many points of each part are in each bucket, then where these begin
+    uint32_t* places = as<uint32_t>(memory);
+    std::memset(places, 0, memory.size());
+    parallel_ranges(threads, num_points, sorted_per_task, [&](int64_t begin, int64_t end, int) {
+        uint32_t* counts = places + begin / sorted_per_task * num_buckets;
+        for (int64_t i = begin; i < end; ++i) ++counts[bucket_of(i)];
+    });
+    uint32_t before = 0;
+    for (int64_t bucket = 0; bucket < num_buckets; ++bucket) {
+        for (int64_t part = 0; part < num_parts; ++part) {
+            uint32_t& count = places[part * num_buckets + bucket];
+            std::swap(before, count);
+            before += count;
+        }
+    }
+    parallel_ranges(threads, num_points, sorted_per_task, [&](int64_t begin, int64_t end, int) {
+        uint32_t* next = places + begin / sorted_per_task * num_buckets;
+        for (int64_t i = begin; i < end; ++i) function(i, int64_t(next[bucket_of(i)]++));
+    });
+}
+
 // Copies the simplices into the order of their first vertices, roughly.
 template <class T>
 void sort_simplices(const Simplices<T>& simplices, const LatticeShape& shape, PointOrder<T>& order, int threads) {
@@ -96,8 +125,7 @@ void sort_simplices(const Simplices<T>& simplices, const LatticeShape& shape, Po
     dispatch_small(simplices.num_corners, [&](auto corners) {
         const Extent<decltype(corners)::value> size(simplices.num_corners);
         auto bucket_of = [&](int64_t point) { return uint64_t(simplices.vertices[point * size]) * factor >> 32; };
-        BucketSort<decltype(bucket_of)> buckets(simplices.num_points, num_buckets, bucket_of);
-        buckets.for_each_place(threads, [&](int64_t point, int64_t place) {
+        sort_by_buckets(simplices.num_points, num_buckets, threads, bucket_of, [&](int64_t point, int64_t place) {
             point_at[place] = uint32_t(point);
             std::memcpy(vertices + place * size, simplices.vertices + point * size, sizeof(int32_t) * size);
             std::memcpy(weights + place * size, simplices.barycentric + point * size, sizeof(T) * size);

@@ -152,38 +152,32 @@ inline void find_barycentric(const SimplexLanes<T, D>& simplex, Extent<D> d, Vec
 
 constexpr int64_t derived_per_task = 8192;
 
-// Calls function(point, ranks by coordinate, elevation) for every point.
-template <class T, class Function>
-void for_each_simplex(const Points<T>& points, int threads, Function&& function) {
-    const Elevation<T> elevation = make_elevation<T>(points.d);
-    parallel_ranges(threads, points.num_points, derived_per_task, [&](int64_t first, int64_t last, int) {
-        Vector<T> features[max_dimension];
-        SimplexLanes<T, 0> simplex;
-        int32_t ranks[max_dimension + 1];
-        for (int64_t begin = first; begin < last; begin += lanes<T>) {
-            const int64_t count = std::min<int64_t>(lanes<T>, last - begin);
-            load_points<T, 0>(points.features + begin * points.d, points.d, count, features);
-            find_simplex<T, 0>(features, points.d, elevation, simplex);
-            for (int64_t l = 0; l < count; ++l) {
-                for (int64_t i = 0; i <= points.d; ++i) ranks[i] = int32_t(simplex.rank[i][l]);
-                function(begin + l, ranks, elevation);
-            }
-        }
-    });
-}
-
+// The gradient with respect to the features, given that with respect to the barycentric weights.
 template <class T>
 void embed_gradient(Matrix<const T> gradient, Points<T> points, Matrix<T> out, int threads) {
     const int64_t d = points.d;
-    for_each_simplex(points, threads, [=](int64_t point, const int32_t* ranks, const Elevation<T>& elevation) {
-        const T* row = gradient.data + point * (d + 1);
-        // the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
-        auto coordinate = [&](int64_t i) { return row[d - ranks[i]] - row[ranks[i] == 0 ? 0 : d + 1 - ranks[i]]; };
-        T sum = coordinate(0);
-        for (int64_t j = 1; j <= d; ++j) {
-            const T own = coordinate(j);
-            out.data[point * d + j - 1] = elevation.scale[j - 1] * (sum - T(j) * own) / T(d + 1);
-            sum += own;
+    const Elevation<T> elevation = make_elevation<T>(d);
+    parallel_ranges(threads, points.num_points, derived_per_task, [&](int64_t first, int64_t last, int) {
+        Vector<T> features[max_dimension];
+        SimplexLanes<T, 0> simplex;
+        for (int64_t begin = first; begin < last; begin += lanes<T>) {
+            const int64_t count = std::min<int64_t>(lanes<T>, last - begin);
+            load_points<T, 0>(points.features + begin * d, d, count, features);
+            find_simplex<T, 0>(features, d, elevation, simplex);
+            for (int64_t l = 0; l < count; ++l) {
+                const T* row = gradient.data + (begin + l) * (d + 1);
+                // the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
+                auto coordinate = [&](int64_t i) {
+                    const auto rank = int64_t(simplex.rank[i][l]);
+                    return row[d - rank] - row[rank == 0 ? 0 : d + 1 - rank];
+                };
+                T sum = coordinate(0);
+                for (int64_t j = 1; j <= d; ++j) {
+                    const T own = coordinate(j);
+                    out.data[(begin + l) * d + j - 1] = elevation.scale[j - 1] * (sum - T(j) * own) / T(d + 1);
+                    sum += own;
+                }
+            }
         }
     });
 }

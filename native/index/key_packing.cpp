@@ -8,8 +8,8 @@ namespace permutohedral {
 namespace {
 
 constexpr int64_t word_bits = 64;
-// layout of a serialized packing: numbers at its front, and numbers per column
-constexpr int64_t fixed_fields = 3, column_fields = 5;
+// layout of a serialized packing: numbers at its front, numbers per column, factors of the reduction
+constexpr int64_t fixed_fields = 3, column_fields = 5, num_factors = max_reduced * max_reduced;
 // the first word, which no table of another backend begins with
 constexpr int64_t table_tag = 0x31656c6261742f68;
 // in steps along an axis, tried in turn; where a filter reaches further, the keys of neighbors are packed one by one
@@ -40,15 +40,6 @@ int64_t lay_out(KeyPacking& packing, const DigitRange& range, const DigitReach& 
         packing.shift[column] = packing.bits[column] > 0 ? word_bits - used : 0;
     }
     return word + 1;
-}
-
-// Calls function(rank, other) for the factors of a reduction below the diagonal; the others are zero.
-template <class Function>
-void for_factors(int64_t num_columns, Function&& function) {
-    const int64_t d = num_columns - 1;
-    for (int64_t rank = 1; rank < d && d <= max_reduced; ++rank) {
-        for (int64_t other = 0; other < rank; ++other) function(rank, other);
-    }
 }
 
 // What one unit of a digit adds to its word.
@@ -149,10 +140,7 @@ bool pack_offset(const KeyPacking& packing, const int32_t* offset, uint64_t* add
     return true;
 }
 
-int64_t packing_size(int64_t num_columns) {
-    const int64_t d = num_columns - 1, num_factors = d <= max_reduced ? d * (d - 1) / 2 : 0;
-    return fixed_fields + column_fields * num_columns + num_factors;
-}
+int64_t packing_size(int64_t num_columns) { return fixed_fields + column_fields * num_columns + num_factors; }
 
 void write_packing(const KeyPacking& packing, int64_t* out) {
     const int64_t* fields[] = {packing.low, packing.margin, packing.bits, packing.word, packing.shift};
@@ -163,8 +151,7 @@ void write_packing(const KeyPacking& packing, int64_t* out) {
         std::memcpy(out, field, sizeof(int64_t) * packing.num_columns);
         out += packing.num_columns;
     }
-    for_factors(packing.num_columns,
-                [&](int64_t rank, int64_t other) { *out++ = packing.reduction.factor[rank][other]; });
+    std::memcpy(out, packing.reduction.factor, sizeof(packing.reduction.factor));
 }
 
 bool read_packing(const int64_t* in, int64_t available, KeyPacking& packing) {
@@ -177,8 +164,7 @@ bool read_packing(const int64_t* in, int64_t available, KeyPacking& packing) {
         std::memcpy(field, in, sizeof(int64_t) * packing.num_columns);
         in += packing.num_columns;
     }
-    for_factors(packing.num_columns,
-                [&](int64_t rank, int64_t other) { packing.reduction.factor[rank][other] = *in++; });
+    std::memcpy(packing.reduction.factor, in, sizeof(packing.reduction.factor));
     return true;
 }
 

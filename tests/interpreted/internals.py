@@ -4,7 +4,7 @@ What is changed are thresholds, so that small inputs take the paths of large one
 """
 
 from permutohedral.ops.triton import kernel, tuning
-from permutohedral.ops.triton.build import insertion, lattice
+from permutohedral.ops.triton.build import lattice
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.hash_table import PackedTable
 from permutohedral.ops.triton.filter import (
@@ -13,8 +13,8 @@ from permutohedral.ops.triton.filter import (
     gaussian,
     incidence,
     item_norm,
+    learned_filter,
     mean_field,
-    normalize,
     splat,
     weight_gradient,
 )
@@ -25,12 +25,11 @@ __all__ = [
     "convolve",
     "gaussian",
     "incidence",
-    "insertion",
     "item_norm",
     "kernel",
     "lattice",
+    "learned_filter",
     "mean_field",
-    "normalize",
     "search",
     "splat",
     "tuning",

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from interpreted.internals import PackedTable, insertion, lattice, search
+from interpreted.internals import PackedTable, lattice, search
 from support import assert_close
 from torch import Tensor
 
@@ -46,8 +46,8 @@ def test_index_points(dimension: int, dtype: torch.dtype) -> None:
 
 def test_index_points_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs that run side by side take points from three parts, of which the last one has less."""
-    monkeypatch.setattr(insertion, "_PARTS", 3)
-    monkeypatch.setattr(insertion, "_BLOCKS_OF_A_PART", 1)
+    monkeypatch.setattr(lattice, "_PARTS", 3)
+    monkeypatch.setattr(lattice, "_BLOCKS_OF_A_PART", 1)
     features = 3 * torch.randn(130, 2)
     assert_same_lattice(kernels.index_points(features, None), features)
 

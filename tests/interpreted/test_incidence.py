@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import incidence, kernel, normalize
+from interpreted.internals import incidence, kernel, learned_filter
 from support import assert_close
 from torch import Tensor
 
@@ -57,11 +57,11 @@ def test_splat_listed_on_two_lattices() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_sums_of_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all points, in parts; the last part and the last channels are not whole."""
-    monkeypatch.setattr(normalize, "_WORTH_PARTS", 1)
-    monkeypatch.setattr(normalize, "_PARTS", 3)
+    monkeypatch.setattr(learned_filter, "_WORTH_PARTS", 1)
+    monkeypatch.setattr(learned_filter, "_PARTS", 3)
     values = torch.randn(70, 293).to(dtype).T
     for given in (values, values.contiguous()[:, 3:], values[:1]):
-        assert_close(normalize.sum_rows(given), given.double().sum(dim=0).to(dtype), dtype)
+        assert_close(learned_filter.sum_rows(given), given.double().sum(dim=0).to(dtype), dtype)
 
 
 @pytest.mark.parametrize(("normalization", "elsewhere"), [("none", True), ("density", False)])

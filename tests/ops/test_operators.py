@@ -72,7 +72,7 @@ class Sample:
             "filter_gaussian": (
                 self.values.detach(),
                 *(self.vertices, self.barycentric.detach(), self.axis_neighbors),
-                *(self.vertices[:TARGETS], self.barycentric[:TARGETS].detach(), 1e-20),
+                *(self.vertices[:TARGETS], self.barycentric[:TARGETS].detach()),
             ),
             "sum_neighbors": (self.values, self.features, self.target_features, 9.0),
             "sum_window": (self.picture, self.guide, 1.5, 1.0, 2.5),

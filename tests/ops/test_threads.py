@@ -63,7 +63,7 @@ def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dt
         native.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys)),
         native.slice(convolved, vertices, barycentric),
         native.blur(splatted, axes, False),
-        native.filter_gaussian(random(points, channels), vertices, barycentric, axes, vertices, barycentric, 1e-20),
+        native.filter_gaussian(random(points, channels), vertices, barycentric, axes, vertices, barycentric),
         native.barycentric_gradient(random(points, channels), splatted, vertices),
         native.convolve_weight_gradient(splatted, convolved, neighbors, 1),
         native.convolve_weight_gradient(splatted, grouped, neighbors, channels),

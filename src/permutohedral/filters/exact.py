@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice.features import Sigma, in_units_of, numbers_of
 from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.operators import sum_neighbors, sum_window
+from permutohedral.ops.reference import window_extents
 from permutohedral.ops.tensors import check_features, check_tensor, has_finite_sum
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
 
@@ -87,18 +87,14 @@ class Window:
     reach: float
 
 
-def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -> int:
+def window_size(sigma: tuple[float, float], reach: float, height: int, width: int) -> int:
     """Return the number of pixels in the window of a pixel far from the borders.
 
     >>> window_size((1.0, 1.0), 2.0, 100, 100)
     13
     """
-    # infinity cannot be converted to an integer
-    farthest = [int(min(reach * each, extent - 1)) for each, extent in zip(sigma, (height, width), strict=True)]
-    # the same as `window_extents`, but faster for wide windows
-    left = np.sqrt(np.maximum(reach**2 - (np.arange(farthest[0] + 1) / sigma[0]) ** 2, 0.0))
-    along = 2 * np.minimum(left * sigma[1], farthest[1]).astype(np.int64) + 1
-    return int(2 * along.sum() - along[:1].sum())
+    along = [2 * extent + 1 for extent in window_extents(*sigma, reach, height, width)]
+    return 2 * sum(along) - sum(along[:1])
 
 
 def has_no_window(sigma_space: Sigma) -> bool:

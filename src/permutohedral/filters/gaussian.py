@@ -148,7 +148,7 @@ def filter_gaussian(
         return filter_normalized(wide, lattice, normalization, gaussian.blur, gaussian).to(values.dtype)
     check_points(values, lattice)
     if not dense and has_no_gradient(values, lattice):
-        return filter_homogeneous(values, lattice, SMALLEST_MASS)
+        return filter_homogeneous(values, lattice)
     # the mass is one more channel
     ones = wide.new_ones(()).expand(*wide.shape[:-1], 1)
     filtered = apply_step(torch.cat([wide, ones], dim=-1), lattice, gaussian.blur)
@@ -160,7 +160,7 @@ def _filter_fused(values: Tensor, features: Tensor | None) -> Tensor | Declined:
     if not isinstance(features, Tensor) or not isinstance(values, Tensor):
         return Declined("values or features are no tensors")
 
-    def plan() -> tuple[float] | Declined:
+    def plan() -> tuple[()] | Declined:
         if features.dim() not in (2, 3) or values.shape[:-1] != features.shape[:-1]:
             return Declined("values and features are not those of the same points")
         if features.numel() == 0 or values.shape[-1] == 0:
@@ -169,7 +169,7 @@ def _filter_fused(values: Tensor, features: Tensor | None) -> Tensor | Declined:
             return Declined("values and features differ in dtype")
         points, dimension = features.shape[:-1].numel(), features.shape[-1]
         MemoryLimit(None, features.device).check_simplices(points, dimension, features.element_size())
-        return (SMALLEST_MASS,)
+        return ()
 
     if features.dim() == 2 or values.dim() != 3:
         return filter_points.fuse((values, features, None), plan)

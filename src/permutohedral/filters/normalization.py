@@ -138,11 +138,11 @@ def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
 
 
-def filter_homogeneous(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
+def filter_homogeneous(values: Tensor, lattice: Lattice) -> Tensor:
     """Run the separable Gaussian with "homogeneous" normalization in one operator, without derivatives."""
     axis_neighbors, (rows, leading) = check_separable(lattice), points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
     # splatted, blurred, and between the passes of the blur
     check_rows(3 * source.num_lattice_points, rows.shape[1] + 1, rows)
     tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
-    return rows_to_points(operators.filter_gaussian(rows, *tables, smallest_mass), lattice, leading)
+    return rows_to_points(operators.filter_gaussian(rows, *tables), lattice, leading)

@@ -100,29 +100,6 @@ def stack_rows(rows: tuple[int, ...]) -> Rule:
     return rule
 
 
-def as_lattice_points(lattice_values: int | None, vertices: int) -> Rule:
-    """Return the rule that gives each item its own lattice points.
-
-    Args:
-        lattice_values: which argument holds them; None if the last argument is their number.
-        vertices: which argument numbers them.
-    """
-
-    def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-        complete = [
-            _items_first(each, axis, items) if isinstance(each, Tensor) else each
-            for each, axis in zip(arguments, axes, strict=True)
-        ]
-        lattice_points = complete[-1] if lattice_values is None else complete[lattice_values].shape[1]
-        first = torch.arange(items, dtype=torch.int32, device=complete[vertices].device) * lattice_points
-        complete[vertices] = complete[vertices] + first[:, None, None]
-        rows = [each.flatten(0, 1) if isinstance(each, Tensor) else each * items for each in complete]
-        result = run(*rows)
-        return result.unflatten(0, (items, result.shape[0] // items)), 0
-
-    return rule
-
-
 def _run_each(run: Run, items: int, axes: Axes, arguments: Arguments) -> list[Any]:
     places = list(zip(arguments, axes, strict=True))
     return [run(*(each if axis is None else each.select(axis, item) for each, axis in places)) for item in range(items)]

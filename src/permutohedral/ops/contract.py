@@ -202,9 +202,8 @@ class Primitives(Protocol):
         axis_neighbors: Tensor,
         target_vertices: Tensor,
         target_barycentric: Tensor,
-        smallest_mass: float,
     ) -> Tensor:
-        """Apply the normalized Gaussian: slice(blur(splat(values))) over slice(blur(splat(1))) + smallest_mass.
+        """Apply the normalized Gaussian: slice(blur(splat(values))) over slice(blur(splat(1))) + SMALLEST_MASS.
 
         It has no derivative. Numerator and denominator are divided by the gain of the blur. A target without sources
         becomes zero. `[points, channels]` to `[target points, channels]`.
@@ -481,9 +480,7 @@ class FusedFunctions(Primitives, Protocol):
         """
         ...
 
-    def filter_points(
-        self, values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float
-    ) -> Tensor | Declined:
+    def filter_points(self, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | Declined:
         """`filter_gaussian` from the features of the points, at least one, which are sources and targets.
 
         Declines features that `index_points` rejects.

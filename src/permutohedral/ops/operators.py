@@ -15,7 +15,6 @@ from torch import Tensor
 from permutohedral.ops.batching import (
     Arguments,
     as_groups,
-    as_lattice_points,
     as_points,
     loop,
     padded,
@@ -142,7 +141,7 @@ splat: Operator[Tensor] = Operator(
             2: lambda gradient, values, vertices, barycentric, num: barycentric_gradient(values, gradient, vertices),
         }
     ),
-    batch=stack_channels(as_lattice_points(lattice_values=None, vertices=1)),
+    batch=stack_channels(loop),
 )
 slice: Operator[Tensor] = Operator(
     "slice",
@@ -154,7 +153,7 @@ slice: Operator[Tensor] = Operator(
             2: lambda gradient, values, vertices, barycentric: barycentric_gradient(gradient, values, vertices),
         }
     ),
-    batch=stack_channels(as_lattice_points(lattice_values=0, vertices=1)),
+    batch=stack_channels(loop),
 )
 barycentric_gradient: Operator[Tensor] = Operator(
     "barycentric_gradient",
@@ -166,7 +165,6 @@ barycentric_gradient: Operator[Tensor] = Operator(
             1: lambda gradient, values, lattice, vertices: splat(values, vertices, gradient, lattice.shape[0]),
         }
     ),
-    batch=as_lattice_points(lattice_values=1, vertices=2),
 )
 
 
@@ -250,14 +248,14 @@ blur: Operator[Tensor] = Operator(
 
 
 def _filter_gaussian_shape(values: Tensor, *tables: Any) -> Tensor:
-    *_, target_vertices, _, _ = tables
+    *_, target_vertices, _ = tables
     return values.new_empty((target_vertices.shape[0], values.shape[1]))
 
 
 filter_gaussian: Operator[Tensor] = Operator(
     "filter_gaussian",
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
-    "Tensor target_barycentric, float smallest_mass) -> Tensor",
+    "Tensor target_barycentric) -> Tensor",
     _filter_gaussian_shape,
 )
 

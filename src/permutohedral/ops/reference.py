@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.ops.contract import accumulation_dtype, check_items, key_limit, range_error
+from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype, check_items, key_limit, range_error
 from permutohedral.ops.encoding import encode as encode
 from permutohedral.ops.encoding import encode_backward as encode_backward
 from permutohedral.ops.neighborhood import blur_gain
@@ -301,14 +301,13 @@ def filter_gaussian(
     axis_neighbors: Tensor,
     target_vertices: Tensor,
     target_barycentric: Tensor,
-    smallest_mass: float,
 ) -> Tensor:
     # the mass is one more channel
     widened = torch.cat([values.to(barycentric.dtype), barycentric.new_ones(values.shape[0], 1)], dim=1)
     splatted = splat(widened, vertices, barycentric, axis_neighbors.shape[1])
     blurred = blur(splatted, axis_neighbors, False) / blur_gain(vertices.shape[1] - 1)
     filtered = slice(blurred, target_vertices, target_barycentric)
-    return (filtered[:, :-1] / (filtered[:, -1:] + smallest_mass)).to(values.dtype)
+    return (filtered[:, :-1] / (filtered[:, -1:] + SMALLEST_MASS)).to(values.dtype)
 
 
 def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:

@@ -184,12 +184,11 @@ def filter_gaussian(
     axis_neighbors: Tensor,
     target_vertices: Tensor,
     target_barycentric: Tensor,
-    smallest_mass: float,
 ) -> Tensor:
     shape = target_vertices.shape[0], values.shape[1]
     work = (vertices.numel() + target_vertices.numel()) * shape[1]
     # the blur is not divided by its gain, and neither is the mass: their quotient is the same
-    added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
+    added_mass = SMALLEST_MASS * blur_gain(vertices.shape[1] - 1)
     tables = (vertices, barycentric), axis_neighbors, (target_vertices, target_barycentric)
     return run_kernel("filter_gaussian", shape, work, values, *tables, added_mass)
 

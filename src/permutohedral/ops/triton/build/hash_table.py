@@ -101,6 +101,15 @@ def is_any(lanes):
 
 
 @triton.jit
+def floor_quotient(coordinate, D: tl.constexpr):
+    """Return coordinate / (d+1) rounded down, and the remainder: a digit and the corner of a key."""
+    quotient = coordinate // (D + 1)
+    rest = coordinate - quotient * (D + 1)
+    below = rest < 0
+    return tl.where(below, quotient - 1, quotient), tl.where(below, rest + D + 1, rest)
+
+
+@triton.jit
 def mix(word, other):
     """Hash two 32-bit words into a uint32."""
     mixed = word.to(tl.uint32, bitcast=True) * 0x9E3779B1 + other.to(tl.uint32, bitcast=True) * 0x85EBCA77

@@ -23,11 +23,20 @@ from permutohedral.ops.triton.build.hash_table import (
     UNIT,
     PackedTable,
     capacity_for,
+    floor_quotient,
     insert,
     is_any,
 )
-from permutohedral.ops.triton.build.insertion import INSERT_BLOCK, Insertion, draw_numbers, wait_for_numbers
-from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, finish, insert_and_wait, renumber
+from permutohedral.ops.triton.build.lattice import (
+    INSERT_BLOCK,
+    LARGEST_EVEN_DIMENSION,
+    Insertion,
+    draw_numbers,
+    finish,
+    insert_and_wait,
+    renumber,
+    wait_for_numbers,
+)
 from permutohedral.ops.triton.filter.slice import slice
 from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, kernel, on_device
 
@@ -51,15 +60,6 @@ def edge_step(keys, vertex, odd, j, D: tl.constexpr):
     first = tl.load(keys + vertex * (D + 1) + 1)
     coordinate = tl.load(keys + vertex * (D + 1) + 1 + j)
     return coordinate, (D + 1) * (((coordinate - first) // (D + 1)) & 1) - odd
-
-
-@triton.jit
-def floor_quotient(number, D: tl.constexpr):
-    """Return number / (d+1) rounded down, and the remainder."""
-    quotient = number // (D + 1)
-    rest = number - quotient * (D + 1)
-    below = rest < 0
-    return tl.where(below, quotient - 1, quotient), tl.where(below, rest + D + 1, rest)
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, T
         variant((cdiv(vertices, INSERT_BLOCK), 1, 1), tensors, (vertices, capacity))
         return Insertion(coarse, codes, parents, parents, columns - 1)
 
-    insertion, report, _ = insert_and_wait(insert_parents, lambda _: None, device)
+    insertion, report, _ = insert_and_wait(insert_parents, None, device)
     if report.no_room or report.full:
         return None
     if torch.are_deterministic_algorithms_enabled():

@@ -17,6 +17,7 @@ from permutohedral.ops.triton.build.hash_table import (
     UNIT,
     PackedTable,
     count_rows,
+    floor_quotient,
     look_up,
 )
 from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, fill_block, kernel, on_device, power_of_two
@@ -37,12 +38,7 @@ TapPairs = tuple[Tensor, Tensor]
 @triton.jit
 def key_digit(keys, table, target, i, D: tl.constexpr):
     """Return digit i of the targets' keys and their corner, int32."""
-    coordinate = tl.load(keys + target.to(tl.int64) * (D + 1) + 1 + i)
-    # floor division, as coordinates may be negative
-    quotient = coordinate // (D + 1)
-    remainder = coordinate - quotient * (D + 1)
-    quotient = tl.where(remainder < 0, quotient - 1, quotient)
-    corner = tl.where(remainder < 0, remainder + D + 1, remainder)
+    quotient, corner = floor_quotient(tl.load(keys + target.to(tl.int64) * (D + 1) + 1 + i), D)
     return quotient - tl.load(table + LOW + i).to(tl.int32), corner
 
 
@@ -216,17 +212,6 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
     return neighbors
 
 
-def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor) -> Tensor:
-    """Look up the neighbors of the table's own rows before the host knows their number.
-
-    Returns int32 `[taps, rows]`, room for the expected rows. The columns are stored as if there were exactly as many as
-    lattice points. If there are more than `rows`, nothing is written.
-    """
-    neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
-    search_into(neighbors, table, codes, offsets, True, False)
-    return neighbors
-
-
 def search_into(
     neighbors: Tensor,
     table: PackedTable,
@@ -238,7 +223,8 @@ def search_into(
 ) -> None:
     """Fill `neighbors [taps, targets]`, which is not empty.
 
-    With `counted` only the columns of as many targets as the table holds. With `paired` mirrored taps already hold -1;
+    With `counted`, before the host knows the number of targets: the columns are stored as if there were exactly as many
+    as the table holds, and nothing is written if these are more. With `paired` mirrored taps already hold -1;
     `partners` are those of `pair_taps`, if they are known.
     """
     taps, num_targets = neighbors.shape

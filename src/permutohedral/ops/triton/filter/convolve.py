@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import to_scaled_fp16, weight_to_scaled_fp16
-from permutohedral.ops.triton.kernel import INTERPRETED, cdiv, kernel, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.kernel import INTERPRETED, cdiv, kernel, on_device, rows_contiguous, tile
 from permutohedral.ops.triton.tuning import Blocks, convolution_blocks, launch_fitting
 
 # with fewer channels of a group a matrix unit would mostly multiply padding
@@ -184,8 +184,7 @@ def _convolve_into(
     per_group, dtype, stride = out_channels // groups, lattice_values.dtype, lattice_values.stride(0)
     tensors, sizes = (lattice_values, weight, neighbors, neighbors if taps is None else taps), (targets, filter_size)
     if not uses_matrix_units(dtype, in_channels, per_group):
-        width = min(power_of_two(out_channels), 64)
-        height = max(min(1024 // width, 128), 16)
+        height, width = tile(out_channels)
         variant = direct_convolve_kernel[stride, out_channels, in_channels, per_group, order, height, width]
         variant((cdiv(targets, height), cdiv(out_channels, width), 1), (*tensors, output), sizes)
         return

@@ -23,12 +23,17 @@ _SECTOR = 32
 
 
 @triton.jit
-def lane_point(num_points, TOGETHER: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the points of the lanes, their levels, and which points exist; others stand for the last one."""
+def lane_tile(
+    num_points, LEVELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Return points and levels of the lanes, the last for those beyond it; channels; and which of the tile exist."""
     lane = tl.arange(0, BLOCK)
     point = tl.program_id(0).to(tl.int64) * (BLOCK // TOGETHER) + lane // TOGETHER
     level = tl.program_id(1) * TOGETHER + lane % TOGETHER
-    return tl.minimum(point, num_points - 1), level, point < num_points
+    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    real = ((point < num_points) & (level < LEVELS))[:, None] & (channel < CHANNELS)
+    return tl.minimum(point, num_points - 1), tl.minimum(level, LEVELS - 1), channel, real
 
 
 @triton.jit
@@ -98,11 +103,7 @@ def encode_kernel(
     STRIDE: tl.constexpr, ALONG: tl.constexpr, LEVELS: tl.constexpr, TABLE_SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    point, level, inside = lane_point(num_points, TOGETHER, BLOCK)
-    inside &= level < LEVELS
-    level = tl.minimum(level, LEVELS - 1)
-    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
-    real = inside[:, None] & (channel < CHANNELS)
+    point, level, channel, real = lane_tile(num_points, LEVELS, CHANNELS, TOGETHER, BLOCK, BLOCK_C)
     heights, rank, stride, row = find_corners(
         positions, directions, transforms, strides, point, level, STRIDE, ALONG, D, ROWS
     )
@@ -127,11 +128,7 @@ def encode_backward_kernel(
     D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradient of the table; write that of the positions for each group of levels and channels."""
-    point, level, inside = lane_point(num_points, TOGETHER, BLOCK)
-    inside &= level < LEVELS
-    level = tl.minimum(level, LEVELS - 1)
-    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
-    real = inside[:, None] & (channel < CHANNELS)
+    point, level, channel, real = lane_tile(num_points, LEVELS, CHANNELS, TOGETHER, BLOCK, BLOCK_C)
     heights, rank, stride, row = find_corners(
         positions, directions, transforms, strides, point, level, STRIDE, ALONG, D, ROWS
     )

@@ -9,16 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.ops.contract import Declined
+from permutohedral.ops.contract import SMALLEST_MASS, Declined
 from permutohedral.ops.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.triton.build.insertion import Insertion
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
+    Insertion,
     build_tables,
     expected_rows,
 )
-from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
+from permutohedral.ops.triton.build.neighbors import search_into, search_packed
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import splat_sums
@@ -34,20 +34,19 @@ def _filter(
     output: Tensor,
     values: Tensor,
     tables: GaussianTables,
-    smallest_mass: float,
     table: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
     """Fill `output`.
 
     Args:
-        output, values, tables, smallest_mass: see `filter_gaussian`.
+        output, values, tables: see `filter_gaussian`.
         table: holds the number of lattice points, which is at most the number of rows.
         sums: the splatted first channels, if they are known.
     """
     vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
     # the gain of the blur cancels in the quotient
-    added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
+    added_mass = SMALLEST_MASS * blur_gain(vertices.shape[1] - 1)
     for first in range(0, values.shape[1], _MOST_CHANNELS):
         some = _some_channels(values, first)
         if sums is None:
@@ -72,18 +71,17 @@ def filter_gaussian(
     axis_neighbors: Tensor,
     target_vertices: Tensor,
     target_barycentric: Tensor,
-    smallest_mass: float,
 ) -> Tensor:
     output = values.new_empty(target_vertices.shape[0], values.shape[1])
     if values.shape[0] == 0 or output.numel() == 0:
         return output.zero_()
     tables = vertices, barycentric, axis_neighbors.contiguous(), target_vertices, target_barycentric
-    _filter(output, values, tables, smallest_mass)
+    _filter(output, values, tables)
     return output
 
 
 @on_device
-def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | Declined:
+def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | Declined:
     """Run `filter_gaussian` between the points themselves."""
     points, d = features.shape
     if d > LARGEST_EVEN_DIMENSION:
@@ -100,9 +98,10 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
         offsets = axis_offsets(d, features.device)
         if not is_small:
             return output, offsets, splat_sums(_some_channels(values, 0), vertices, barycentric, rows, 1)
-        neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
+        neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=features.device)
+        search_into(neighbors, insertion.table, insertion.codes, offsets, True, False)
         tables = vertices, barycentric, neighbors, vertices, barycentric
-        _filter(output, values, tables, smallest_mass, insertion.table.storage)
+        _filter(output, values, tables, insertion.table.storage)
         return output, offsets, None
 
     built = build_tables(features, batch, filter_ahead)
@@ -115,5 +114,5 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
         vertices, barycentric = insertion.vertices, insertion.barycentric
         neighbors = search_packed(insertion.table, insertion.codes, number, offsets, True)
         known = None if sums is None or number > rows else sums[:number]
-        _filter(output, values, (vertices, barycentric, neighbors, vertices, barycentric), smallest_mass, sums=known)
+        _filter(output, values, (vertices, barycentric, neighbors, vertices, barycentric), sums=known)
     return output

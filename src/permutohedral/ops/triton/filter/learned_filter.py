@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.contract import (
@@ -22,15 +23,52 @@ from permutohedral.ops.triton.filter.incidence import (
     splat_listed,
     splat_listed_with_density,
 )
-from permutohedral.ops.triton.filter.normalize import convert, normalize, sum_rows
 from permutohedral.ops.triton.filter.slice import slice_into
-from permutohedral.ops.triton.filter.splat import splat_into
+from permutohedral.ops.triton.filter.splat import convert, normalize, splat_into
 from permutohedral.ops.triton.filter.weight_gradient import (
     convolve_weight_gradient,
     scaled_fp16_gradients,
     weight_gradient,
 )
-from permutohedral.ops.triton.kernel import launch_all, on_device
+from permutohedral.ops.triton.kernel import cdiv, kernel, launch_all, on_device, rows_contiguous, tile
+
+# rows of a tile that is summed; programs that fill a large GPU; fewer rows are summed by torch
+_SUMMED, _PARTS, _WORTH_PARTS = 64, 1056, 1 << 16
+
+
+@kernel(sizes=["num_rows", "rows_per_program"])
+def sum_rows_kernel(
+    values, partials, num_rows, rows_per_program, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Sum some rows in each program: `partials [programs, CHANNELS]`."""
+    first = tl.program_id(0).to(tl.int64) * rows_per_program
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros([BLOCK, BLOCK_C], partials.dtype.element_ty)
+    for begin in range(first, tl.minimum(first + rows_per_program, num_rows), BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        real = (row < num_rows)[:, None] & (channel < CHANNELS)[None, :]
+        value = tl.load(values + row.to(tl.int64)[:, None] * STRIDE + channel[None, :], mask=real, other=0.0)
+        total += value.to(partials.dtype.element_ty)
+    place = partials + tl.program_id(0).to(tl.int64) * CHANNELS + channel
+    tl.store(place, tl.sum(total, axis=0), mask=channel < CHANNELS)
+
+
+def sum_rows(values: Tensor) -> Tensor:
+    """Return `values.sum(dim=0)` of `[rows, channels]`, neither of them 0, in the dtype of the values.
+
+    torch takes three times as long for many rows of few channels.
+    """
+    values, (rows, channels), dtype = rows_contiguous(values), values.shape, accumulation_dtype(values.dtype)
+    if rows < _WORTH_PARTS:
+        return values.sum(dim=0)
+    variant = sum_rows_kernel[channels, values.stride(0), _SUMMED, tile(channels)[1]]
+    # a multiple of the rows of a tile
+    share = cdiv(cdiv(rows, _PARTS), _SUMMED) * _SUMMED
+    parts = cdiv(rows, share)
+    partials = torch.empty(parts, channels, dtype=dtype, device=values.device)
+    variant((parts, variant.tiles(1, channels)[1], 1), (values, partials), (rows, share))
+    return partials.sum(dim=0, dtype=dtype).to(values.dtype)
 
 
 @on_device

@@ -1,7 +1,8 @@
 """Splat: add the points to the corners of their simplices.
 
 Atomic additions limit its speed. If many points follow each other in space, as pixels do, a thread takes several
-consecutive points and adds those that share a corner first. Many channels are gathered instead (`incidence.py`).
+consecutive points and adds those that share a corner first. Many channels are gathered instead (`incidence.py`). The
+sums are then converted to lattice values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.triton.filter.incidence import is_worth_listing, list_corners, splat_listed
-from permutohedral.ops.triton.filter.normalize import convert
 from permutohedral.ops.triton.kernel import (
     Launch,
     cdiv,
@@ -221,6 +221,55 @@ def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Te
     )]  # fmt: skip
     tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertex_corners, weight_corners)
     return [clear(output), (variant, variant.tiles(cdiv(points, run), width), tensors, sizes)]
+
+
+@kernel(sizes=["num_rows"])
+def normalize_kernel(
+    sums, output, density, num_rows, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr, SUM_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Convert sums to the dtype of the output; with HAS_DENSITY divide them by the channel after the last.
+
+    `density` gets the divisors: one for a density of zero.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    real = inside[:, None] & (channel < CHANNELS)[None, :]
+    total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
+    if HAS_DENSITY:
+        mass = tl.load(sums + row * SUM_STRIDE + CHANNELS, mask=inside, other=1.0)
+        mass = tl.where(mass > 0, mass, 1.0)
+        total = total / mass[:, None]
+        if tl.program_id(1) == 0:
+            tl.store(density + row, mass, mask=inside)
+    place = output + row[:, None] * CHANNELS + channel[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=real)
+
+
+def normalize(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Divide sums by their last channel, the density.
+
+    Returns lattice values `[lattice_points, channels - 1]` in `dtype`, and the divisors `[lattice_points]`: one for a
+    density of zero.
+    """
+    rows, channels = sums.shape[0], sums.shape[1] - 1
+    output, density = sums.new_empty(rows, channels, dtype=dtype), sums.new_empty(rows)
+    if rows:
+        variant = normalize_kernel[(True, channels, channels + 1, *tile(channels))]
+        variant(variant.tiles(rows, channels), (sums, output, density), (rows,))
+    return output, density
+
+
+def convert(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return contiguous sums in `dtype`."""
+    if sums.dtype == dtype:
+        return sums
+    (rows, channels), output = sums.shape, torch.empty_like(sums, dtype=dtype)
+    if rows and channels:
+        variant = normalize_kernel[(False, channels, channels, *tile(channels))]
+        variant(variant.tiles(rows, channels), (sums, output, sums), (rows,))
+    return output
 
 
 def splat_sums(

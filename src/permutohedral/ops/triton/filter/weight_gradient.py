@@ -19,7 +19,7 @@ from permutohedral.ops.triton.filter.convolve import (
     uses_scaled_fp16,
 )
 from permutohedral.ops.triton.filter.scaled_float16 import to_scaled_fp16
-from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two, rows_contiguous, tile
 from permutohedral.ops.triton.tuning import Blocks, gradient_blocks, launch_fitting
 
 # from this many on, float32 takes longer to transpose than to convert to three numbers of 16 bits
@@ -192,10 +192,10 @@ def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     """Return the shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    width = min(power_of_two(out_channels), 64)
+    height, width = tile(out_channels)
     variant = direct_weight_gradient_kernel[
         lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, out_channels // groups,
-        max(min(1024 // width, 128), 16), width,
+        height, width,
     ]  # fmt: skip
     rows, tiles = filter_size * in_channels, cdiv(out_channels, width)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
