@@ -30,7 +30,7 @@ _EXTRA_OF_MODULE = {
 STREAM = Path("-")
 # parameters of glibc's mallopt, from malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# tensors of a tile have 32 MB, those of a photo of 12 megapixels 48 or 144 MB
+# tensors of a tile have 25 MB, those of a photo of 12 megapixels 48 or 144 MB
 _MAX_REUSED_BYTES, _MAX_FREE_BYTES = 1 << 25, 1 << 28
 
 
