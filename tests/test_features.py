@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -63,6 +65,13 @@ def test_join_broadcasts_batch_axes() -> None:
     assert joined.shape == (2, 3, 20, 5)
     assert torch.equal(joined[1, 2, :, :2], position)
     assert torch.equal(joined[..., 2:], color)
+
+
+def test_join_does_not_import_sympy() -> None:
+    """Its import would delay the first call by about a second."""
+    code = "import sys, torch, permutohedral as ph; ph.features.join(torch.rand(4, 2), torch.rand(3, 4, 1)); "
+    code += "assert 'sympy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_features_compile_in_one_graph() -> None:

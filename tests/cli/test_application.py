@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -165,3 +166,23 @@ def test_demo_rejects_a_file_as_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(application, ["demo", "--output", str(occupied)])
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert "cannot create the folder" in result.stderr
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_freed_memory_is_reused() -> None:
+    """Without it, each of 20 tensors of 40 MB causes page faults of its own, about 200,000 in all."""
+    code = """
+import resource, torch
+from permutohedral.cli.shared import reuse_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+reuse_freed_memory()
+torch.ones(10_000_000)
+before = faults()
+for _ in range(20):
+    torch.ones(10_000_000)
+assert faults() - before < 20_000, faults() - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

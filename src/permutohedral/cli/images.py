@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from permutohedral.cli.shared import Device, Json, handle_errors, need_output, positive, run_batch, split_paths
+from permutohedral.cli.shared import (
+    Device,
+    Json,
+    handle_errors,
+    need_output,
+    positive,
+    reuse_freed_memory,
+    run_batch,
+    split_paths,
+)
 from permutohedral.errors import InputError
 from permutohedral.files.settings import SegmentationSettings
 
@@ -120,7 +129,9 @@ def denoise(
 
     Example: permutohedral image denoise noisy.png clean.png --sigma 25
     """
-    run_batch("denoise_image", split_paths(locals()))
+    arguments = split_paths(locals())
+    reuse_freed_memory()
+    run_batch("denoise_image", arguments)
 
 
 @image.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import sys
@@ -27,6 +28,10 @@ _EXTRA_OF_MODULE = {
 }
 # stdin as an input, stdout as an output
 STREAM = Path("-")
+# parameters of glibc's mallopt, from malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# tensors of a tile have 25 MB, those of a photo of 12 megapixels 48 or 144 MB
+_MAX_REUSED_BYTES, _MAX_FREE_BYTES = 1 << 25, 1 << 28
 
 
 @contextmanager
@@ -50,6 +55,17 @@ def handle_errors() -> Iterator[None]:
 def _fail(message: str) -> None:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(1)
+
+
+def reuse_freed_memory() -> None:
+    """Make glibc keep freed tensors for the next ones, instead of returning their pages to the system.
+
+    Their page faults take a tenth of the processor time of `image denoise`. Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAX_REUSED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _MAX_FREE_BYTES)
 
 
 @contextmanager

@@ -136,7 +136,8 @@ def join(*features: Tensor) -> Tensor:
                 f"{part.device}; convert one of them with .to()"
             )
     try:
-        batch_shape = torch.broadcast_shapes(*(part.shape[:-2] for part in features))
+        # torch.broadcast_shapes imports sympy, which takes about a second
+        batch_shape = torch.broadcast_tensors(*(part[..., :0, :0] for part in features))[0].shape[:-2]
     except RuntimeError as error:
         shapes = ", ".join(str(tuple(part.shape)) for part in features)
         raise InputError(f"the batch axes of the features do not broadcast: {shapes}") from error

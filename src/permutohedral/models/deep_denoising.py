@@ -112,7 +112,8 @@ class PermutohedralBlock(nn.Module):
         rows = hidden.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
         lattice = self._build(self.features(rows, (height, width), origin))
         filtered = self.mix(slice(self._exchange(self.project(rows), lattice), lattice))
-        block: Tensor = hidden + filtered.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+        # in place, as in SpatialBlock
+        block: Tensor = filtered.reshape(batch, height, width, channels).permute(0, 3, 1, 2).add_(hidden)
         return block
 
     @property
