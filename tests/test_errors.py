@@ -142,6 +142,11 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
         ph.errors.NeighborhoodError,
         "10,458,256,051 taps.*41,833,024,204 bytes.*smaller neighborhood_size.*gaussian_filter",
     ),
+    "transposed_features": (
+        lambda: ph.permutohedral_filter(zeros(1, 4000), zeros(5, 4000), zeros(7)),
+        ph.errors.NeighborhoodError,
+        r"in 4000 dimensions has about 2\^4001 taps.*features are \[points, dimension\]",
+    ),
     "too_many_taps_in_a_layer": (
         lambda: ph.nn.PermutohedralConv(1, 1, dimension=30),
         ph.errors.NeighborhoodError,

@@ -88,8 +88,8 @@ class Denoiser:
         sigma = estimate_noise(pixels) if sigma is None else sigma
         if not 0 <= sigma <= 1:
             raise InputError(
-                f"sigma must be at least 0 and at most 1, since white is 1, got {sigma:g}; divide sigma by 255, and so "
-                "pixels in [0, 255]"
+                f"sigma must be at least 0 and at most 1, since white is 1, got {sigma:g}; divide sigma by 255, and "
+                "pixels in [0, 255], too"
             )
         if sigma < NO_NOISE:
             return pixels.clone()
