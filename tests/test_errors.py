@@ -142,6 +142,11 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
         ph.errors.NeighborhoodError,
         "10,458,256,051 taps.*41,833,024,204 bytes.*smaller neighborhood_size.*gaussian_filter",
     ),
+    "transposed_features": (
+        lambda: ph.permutohedral_filter(zeros(1, 4000), zeros(5, 4000), zeros(7)),
+        ph.errors.NeighborhoodError,
+        r"in 4000 dimensions has about 2\^4001 taps.*features are \[points, dimension\]",
+    ),
     "too_many_taps_in_a_layer": (
         lambda: ph.nn.PermutohedralConv(1, 1, dimension=30),
         ph.errors.NeighborhoodError,
@@ -295,8 +300,29 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         "either features or a lattice",
     ),
+    "lattice_as_features": (
+        lambda: ph.gaussian_filter(zeros(5, 1), lattice_of(5, 2, separable=True)),  # type: ignore[call-overload]
+        InputError,
+        "features must be a torch.Tensor, got a Lattice; pass it as lattice=",
+    ),
+    "lattice_as_features_of_a_learned_filter": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), lattice_of(5, 2), zeros(7)),  # type: ignore[arg-type]
+        InputError,
+        "got a Lattice; pass it as lattice=",
+    ),
+    "features_as_lattice": (
+        lambda: ph.splat(zeros(5, 1), zeros(5, 2)),  # type: ignore[arg-type]
+        InputError,
+        r"lattice must be a Lattice, got Tensor; use build_lattice\(features\)",
+    ),
+    "features_as_lattice_of_a_filter": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), None, zeros(7), lattice=zeros(5, 2)),  # type: ignore[arg-type]
+        InputError,
+        "lattice must be a Lattice, got Tensor",
+    ),
+    "neither_features_nor_lattice": (lambda: ph.gaussian_filter(zeros(5, 1)), InputError, "give features"),
     "lattice_not_separable": (
-        lambda: ph.gaussian_filter(zeros(5, 1), None, lattice=lattice_of(5, 2)),
+        lambda: ph.gaussian_filter(zeros(5, 1), lattice=lattice_of(5, 2)),
         InputError,
         "separable=True",
     ),
@@ -316,6 +342,16 @@ FILTERS: dict[str, ErrorCase] = {
         lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), **SIGMAS),
         InputError,
         "image must be floating or uint8, got torch.int16.*65535",
+    ),
+    "bool_image": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.bool), **SIGMAS),
+        InputError,
+        r"got torch.bool; convert it with image.float\(\)",
+    ),
+    "bool_array": (
+        lambda: ph.bilateral_filter(np.zeros((3, 4, 5), bool), **SIGMAS),
+        InputError,
+        r"got bool; convert it with image.astype\(numpy.float32\)",
     ),
     "integer_guide": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.int16)),

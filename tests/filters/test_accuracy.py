@@ -134,9 +134,21 @@ def test_rejects_mismatched_inputs() -> None:
         (lambda: ph.accuracy.estimate_bilateral_error(image[:1], image, sigma_space=1.0, sigma_color=0.1), "filtered"),
         (
             lambda: ph.accuracy.estimate_bilateral_error(
-                cast(Any, to_numpy(image)), image, sigma_space=1.0, sigma_color=0.1
+                image.movedim(0, -1)[..., :1],
+                image.movedim(0, -1),
+                sigma_space=1.0,
+                sigma_color=0.1,
+                channels_last=True,
             ),
-            "filtered must be a torch.Tensor",
+            r"\[height, width, channels\], got \(6, 7, 3\) and \(6, 7, 1\)",
+        ),
+        (
+            lambda: ph.accuracy.estimate_bilateral_error(cast(Any, [0.5]), image, sigma_space=1.0, sigma_color=0.1),
+            "filtered must be a torch.Tensor or a NumPy array, got list",
+        ),
+        (
+            lambda: ph.accuracy.estimate_bilateral_error(image.to_sparse(), image, sigma_space=1.0, sigma_color=0.1),
+            "filtered must be dense",
         ),
         (
             lambda: ph.accuracy.estimate_bilateral_error(

@@ -85,6 +85,23 @@ def test_uint8_tensors_keep_dtype_and_device() -> None:
     assert torch.equal(last.movedim(-1, 0), found)
 
 
+@pytest.mark.parametrize("guided", [False, True])
+def test_accuracy_of_photos_equals_that_of_floating_tensors(guided: bool) -> None:
+    guide = GUIDE if guided else None
+    options: dict[str, Any] = {"channels_last": True, **SIGMAS}
+    filtered = ph.bilateral_filter(PHOTO, guide, **options)
+    first = [None if each is None else torch.from_numpy(each).movedim(-1, 0) / 255 for each in (filtered, PHOTO, guide)]
+    estimate: Any = ph.accuracy.estimate_bilateral_error
+    assert estimate(filtered, PHOTO, guide, **options) == estimate(*first, **SIGMAS)
+    explain: Any = ph.accuracy.explain_bilateral
+    assert str(explain(PHOTO, guide, **options)) == str(explain(*first[1:], **SIGMAS))
+
+
+def test_explanation_rejects_photos_with_channels_last_by_mistake() -> None:
+    with pytest.raises(ph.errors.InputError, match="channels_last=True"):
+        ph.accuracy.explain_bilateral(np.zeros((40, 50, 3), np.uint8), **SIGMAS)
+
+
 def test_channels_last_of_tensors_keeps_gradients() -> None:
     image = torch.rand(2, 9, 11, 3, device=DEVICE, dtype=torch.float64, requires_grad=True)
     first = image.movedim(-1, 1)

@@ -88,6 +88,8 @@ def test_points_equal_the_pixels_that_contain_them() -> None:
         target[:, y, x] = values[:, number]
     at_points = ph.bilateral_solver(values, guide, observe=places, **EXACT)
     assert_close(at_points, ph.bilateral_solver(target, guide, **EXACT))
+    last = ph.bilateral_solver(values.mT, guide.movedim(0, -1), observe=places, channels_last=True, **EXACT)
+    assert_close(last, at_points.movedim(0, -1))
 
 
 def test_gradients() -> None:
@@ -194,6 +196,10 @@ def test_volumes() -> None:
         ({"observe": "blobs"}, "observe must be"),
         ({"observe": torch.zeros(3, 3)}, "positions"),
         ({"observe": torch.zeros(3, 2)}, "one for each position"),
+        (
+            {"target": torch.zeros(4, 1), "observe": torch.zeros(3, 2), "channels_last": True},
+            r"4 values but observe 3 positions.*\[..., 3, channels\] with channels_last",
+        ),
         ({"target": torch.zeros(1, 2), "observe": torch.tensor([[0.0, 1.0], [3.0, 7.6]])}, "lie in the image"),
         ({"target": torch.zeros(1, 1), "observe": torch.full((1, 2), torch.nan)}, "lie in the image"),
         ({"target": torch.zeros(1, 0), "observe": torch.zeros(0, 2)}, "nothing is known"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from datasets import data_folder
@@ -169,6 +170,16 @@ def test_rejects_wrong_arguments() -> None:
         Denoiser()(torch.rand(2, 8, 8), 0.1)
     with pytest.raises(InputError, match="at least 0"):
         Denoiser()(torch.rand(1, 8, 8), float("nan"))
+    with pytest.raises(InputError, match=r"at most 1, .* got 25; divide sigma by 255"):
+        Denoiser()(torch.rand(1, 8, 8), 25)
+    with pytest.raises(InputError, match=r"pixels in \[0, 255\]"):
+        Denoiser()(255 * noisy(flat_regions(), 20.0))
+    with pytest.raises(InputError, match=r"uint8; pass pixels.float\(\) / 255"):
+        Denoiser()(torch.zeros(1, 8, 8, dtype=torch.uint8), 0.1)
+    with pytest.raises(InputError, match=r"float64; pass pixels.float\(\) \("):
+        Denoiser()(torch.rand(1, 8, 8, dtype=torch.float64), 0.1)
+    with pytest.raises(InputError, match=r"pixels must be a torch.Tensor, got ndarray"):
+        Denoiser()(np.zeros((1, 8, 8), np.float32), 0.1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="too few to estimate"):
         Denoiser()(torch.rand(1, 2, 8))
     with pytest.raises(InputError, match="model must be one of"):

@@ -70,6 +70,16 @@ def test_bilateral_convolution_matches_convolution_of_pixels(leading: tuple[int,
             assert_close(actual[item][:, pixel // 5, pixel % 5], expected[pixel])
 
 
+def test_has_the_attributes_of_conv2d() -> None:
+    layer = BilateralConv2d(2, 3, 1)
+    assert layer.weight is layer.convolution.weight
+    assert layer.bias is layer.convolution.bias
+    assert layer.out_channels == 3
+    assert BilateralConv2d(2, 3, 1, bias=False).bias is None
+    assert [name for name, _ in layer.named_parameters()] == ["convolution.weight", "convolution.bias"]
+    assert [*layer.state_dict()] == ["convolution.weight", "convolution.bias"]
+
+
 def test_replaces_conv2d() -> None:
     """Same shapes in and out as Conv2d with padding that keeps the size, with or without a batch; it trains."""
     network = torch.nn.Sequential(BilateralConv2d(1, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 3, padding=1)).to(

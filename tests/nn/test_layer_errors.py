@@ -59,6 +59,16 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         "pass features, not a lattice",
     ),
+    "lattice_as_features": (
+        lambda: ph.nn.PermutohedralConv(1, 1, 2)(zeros(5, 1), lattice_of(5, 2)),
+        InputError,
+        "got a Lattice; pass it as lattice=",
+    ),
+    "features_as_lattice": (
+        lambda: ph.nn.PermutohedralConv(1, 1, 2)(zeros(5, 1), lattice=zeros(5, 2)),
+        InputError,
+        "lattice must be a Lattice, got Tensor",
+    ),
     "gaussian_dimension": (lambda: ph.nn.GaussianFilter(2)(zeros(5, 1), zeros(5, 3)), InputError, "2 dimensions"),
     "lattice_channels": (
         # not as two groups
@@ -106,6 +116,11 @@ LAYERS: dict[str, ErrorCase] = {
         lambda: ph.nn.BilateralConv2d(1, 1)(zeros(1, 4, 5).byte()),
         InputError,
         "image must be floating, got torch.uint8",
+    ),
+    "image_of_truth_values": (
+        lambda: ph.nn.BilateralConv2d(1, 1)(zeros(1, 4, 5).bool()),
+        InputError,
+        r"got torch.bool; convert it, for instance with image.float\(\),",
     ),
     "image_without_guide": (
         lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(1, 4, 5)),

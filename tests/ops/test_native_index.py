@@ -199,3 +199,9 @@ def test_rejects_a_table_of_another_backend(native: ModuleType) -> None:
     keys, _, _, table = native.index_points(torch.randn(50, 2), None)
     with pytest.raises(ValueError, match="table"):
         native.find_neighbors(keys, torch.full_like(table, 10**6), keys, axis_offsets(2))
+
+
+def test_rejects_transposed_features(native: ModuleType) -> None:
+    advice = r"\[points, dimension\] .* got 4000; transpose .*permutohedral\.backends\.use\(\"reference\"\)"
+    with pytest.raises(InputError, match=advice):
+        native.index_points(torch.zeros(5, 4000), None)

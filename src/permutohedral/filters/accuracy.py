@@ -7,13 +7,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import DOCUMENTATION, AccuracyWarning, InputError
 from permutohedral.filters.choice import MethodChoice, explain_bilateral, explain_gaussian
 from permutohedral.filters.exact import sum_points
+from permutohedral.lattice.arrays import ImageFormat
 from permutohedral.lattice.features import (
     Sigma,
     check_guide,
@@ -113,25 +116,28 @@ def estimate_error(
 
 
 def estimate_bilateral_error(
-    filtered: Tensor,
-    image: Tensor,
-    guide: Tensor | None = None,
+    filtered: Tensor | NDArray[Any],
+    image: Tensor | NDArray[Any],
+    guide: Tensor | NDArray[Any] | None = None,
     *,
     sigma_space: Sigma,
     sigma_color: Sigma,
     spatial_dims: int = 2,
+    channels_last: bool = False,
     samples: int = 256,
     warn_above: float | None = None,
 ) -> ErrorEstimate:
     """Compare the result of `bilateral_filter` with exact sums at randomly drawn pixels, or voxels.
 
     Args:
-        filtered: `[channels, *space]`, the result of the filter, by default `[channels, height, width]`.
-        image: `[channels, *space]`.
+        filtered: the result of the filter, tensor or NumPy array `[channels, *space]`; floating, or uint8, which is
+            scaled to [0, 1].
+        image: likewise.
         sigma_space: see `bilateral_filter`.
         sigma_color: see `bilateral_filter`.
         guide: `[guide channels, *space]`; default: the image itself.
         spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        channels_last: filtered, image and guide are `[*space, channels]`.
         samples: about the number of pixels that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
@@ -142,32 +148,34 @@ def estimate_bilateral_error(
     True
     """
     check_count("samples", samples, least=1)
-    check_tensor("filtered", filtered)
-    check_image(image, spatial_dims)
-    edges = image if guide is None else guide
-    check_guide(edges, image, spatial_dims)
-    if image.dim() != spatial_dims + 1 or filtered.shape != image.shape:
+    layout = ImageFormat(spatial_dims, channels_last)
+    result, pixels = layout.read("filtered", filtered), layout.read("image", image)
+    check_tensor("filtered", result)
+    check_image(pixels, spatial_dims)
+    edges = pixels if guide is None else layout.read("guide", guide)
+    check_guide(edges, pixels, spatial_dims)
+    if pixels.dim() != spatial_dims + 1 or result.shape != pixels.shape:
+        space = space_in_words(spatial_dims)
         raise InputError(
-            f"image and filtered must be [channels, {space_in_words(spatial_dims)}], got {tuple(image.shape)} and "
-            f"{tuple(filtered.shape)}; estimate the items of a batch one by one"
+            f"image and filtered must be [{f'{space}, channels' if channels_last else f'channels, {space}'}], got "
+            f"{tuple(image.shape)} and {tuple(filtered.shape)}; estimate the items of a batch one by one"
         )
     features_of = partial(
         bilateral_features, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims
     )
-    cubes = list(_cubes(image.shape[1:], numbers_of(sigma_space, spatial_dims, "sigma_space"), samples))
-    if sum(_volume(around) for _, around in cubes) > math.prod(image.shape[1:]):
+    cubes = list(_cubes(pixels.shape[1:], numbers_of(sigma_space, spatial_dims, "sigma_space"), samples))
+    if sum(_volume(around) for _, around in cubes) > math.prod(pixels.shape[1:]):
         # the surroundings of all cubes together are larger than the image
-        features = features_of(edges)
-        pixels = filtered.flatten(1).mT, image.flatten(1).mT
-        return estimate_error(*pixels, features, samples=samples, warn_above=warn_above)
+        values = result.flatten(1).mT, pixels.flatten(1).mT
+        return estimate_error(*values, features_of(edges), samples=samples, warn_above=warn_above)
     found = []
     with torch.no_grad():
         for cube, around in cubes:
             there, here = (slice(None), *around), (slice(None), *cube)
             features = features_of(edges[there])
-            targets = features.unflatten(0, image[there].shape[1:])[_within(cube, around)].flatten(0, -2)
-            exact = sum_points(image[there].flatten(1).mT, "homogeneous", features, targets)
-            found.append((filtered[here].flatten(1).mT, exact, image[here].flatten(1).mT))
+            targets = features.unflatten(0, pixels[there].shape[1:])[_within(cube, around)].flatten(0, -2)
+            exact = sum_points(pixels[there].flatten(1).mT, "homogeneous", features, targets)
+            found.append((result[here].flatten(1).mT, exact, pixels[here].flatten(1).mT))
         approximate, exact, before = (torch.cat(parts) for parts in zip(*found, strict=True))
         return _compare(approximate, exact, before, warn_above)
 

@@ -26,7 +26,8 @@ from permutohedral.filters.color_grid import (
     is_within_limits,
 )
 from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
-from permutohedral.lattice.features import Sigma, check_guide, check_image, numbers_of
+from permutohedral.lattice.arrays import Data, ImageFormat
+from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, numbers_of
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops import operators
 from permutohedral.ops.tensors import check_features, check_tensor
@@ -131,21 +132,30 @@ def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor |
 
 
 def explain_bilateral(
-    image: Tensor, guide: Tensor | None = None, *, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int = 2
+    image: Data,
+    guide: Data | None = None,
+    *,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    spatial_dims: int = 2,
+    channels_last: bool = False,
 ) -> MethodChoice:
-    """Explain which method `bilateral_filter` uses with `method="auto"`.
+    """Explain which method `bilateral_filter` uses with `method="auto"`; the arguments are the same.
 
     >>> import torch, permutohedral as ph
     >>> ph.accuracy.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_color=0.1).method
     'exact'
     """
-    check_image(image, spatial_dims)
-    edges = image if guide is None else guide
-    check_guide(edges, image, spatial_dims)
+    layout = ImageFormat(spatial_dims, channels_last)
+    pixels = layout.read("image", image)
+    check_image(pixels, spatial_dims)
+    edges = pixels if guide is None else layout.read("guide", guide)
+    check_channels_first(edges, spatial_dims, "image" if guide is None else "guide")
+    check_guide(edges, pixels, spatial_dims)
     if spatial_dims == 2:
-        return choose_for_pixels(image, edges, sigma_space, sigma_color)
+        return choose_for_pixels(pixels, edges, sigma_space, sigma_color)
     features = bilateral_features(edges, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims)
-    return choose_for_points(image.flatten(-spatial_dims).mT, features, None)
+    return choose_for_points(pixels.flatten(-spatial_dims).mT, features, None)
 
 
 def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> MethodChoice:

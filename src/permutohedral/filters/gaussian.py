@@ -33,7 +33,7 @@ GaussianMethod = Literal["lattice", "dense", "exact", "auto"]
 @overload
 def gaussian_filter(
     values: Tensor,
-    features: Tensor | None,
+    features: Tensor | None = None,
     target_features: Tensor | None = None,
     *,
     method: GaussianMethod = "lattice",
@@ -49,7 +49,7 @@ def gaussian_filter(
 @overload
 def gaussian_filter(
     values: Tensor,
-    features: Tensor | None,
+    features: Tensor | None = None,
     target_features: Tensor | None = None,
     *,
     method: GaussianMethod = "lattice",
@@ -64,7 +64,7 @@ def gaussian_filter(
 
 def gaussian_filter(
     values: Tensor,
-    features: Tensor | None,
+    features: Tensor | None = None,
     target_features: Tensor | None = None,
     *,
     method: GaussianMethod = "lattice",
@@ -89,7 +89,8 @@ def gaussian_filter(
             In traced calls (`torch.compile`, `torch.func`) "auto" cannot look at pixels and may choose another method
             than in plain calls.
         halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
-        lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features.
+        lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features;
+            ragged batches need one.
         sample_weight: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a
             bool mask. Values of weight zero may be anything, NaN included. Weights below the smallest normal number of
             their dtype (1e-38 in float32) count as zero. With "homogeneous" and "none" only.
@@ -107,6 +108,13 @@ def gaussian_filter(
     >>> features = torch.rand(100, 2) * 5
     >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
     True
+
+    A ragged batch of 60 and 40 points:
+
+    >>> items = torch.tensor([0] * 60 + [1] * 40)
+    >>> lattice = ph.build_lattice(features, neighborhood_size=0, separable=True, batch=items)
+    >>> ph.gaussian_filter(torch.rand(100, 3), lattice=lattice).shape
+    torch.Size([100, 3])
     """
     check_method(method, halo, lattice)
     run = partial(

@@ -231,7 +231,10 @@ class BilateralSolver:
         check_tensor("start", start)
         expected, device = [*layout.leading, layout.channels, *self.space], self._guide.device
         if list(start.shape) != expected or start.device != device:
-            raise InputError(f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}")
+            raise InputError(
+                f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}, both with the "
+                "channels before the axes of space"
+            )
         if not is_recorded() and not surely_all(start.isfinite()):
             raise InputError("start must be finite, got NaN or infinity; leave it out, or fill it")
 
@@ -257,14 +260,18 @@ class BilateralSolver:
             edges = torch.tensor(self.space, device=observe.device) - 0.5
             if not is_recorded() and not surely_all((observe >= -0.5) & (observe <= edges)):
                 raise InputError(
-                    f"observe: positions must lie in the image of {list(self.space)} pixels; leave out the others"
+                    f"observe: positions, in the order of the axes, must lie in the image of {list(self.space)} "
+                    "pixels; leave out the others"
                 )
             # the guide separates the two sides of an edge only at pixels
             where, axes = rows_of_samples(observe.detach().round().long(), self.space), 1
         layout = layout_of("target", target, self._items, self._guide.device, axes)
         seen = tuple(target.shape[-axes:])
         if isinstance(where, Tensor) and seen != (len(where),):
-            raise InputError(f"target must be [..., channels, {len(where)}], one for each position, got {list(seen)}")
+            raise InputError(
+                f"target has {seen[0]} values but observe {len(where)} positions; pass [..., channels, {len(where)}], "
+                f"one for each position, or [..., {len(where)}, channels] with channels_last=True"
+            )
         if isinstance(observe, Tensor):
             return where, axes, layout
         if observe == "cells":
@@ -482,12 +489,14 @@ def bilateral_solver(
         sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
         sigma_color: bandwidth over the guide, in units of its values; default as in `upsample`.
         observe: "pixels" if the target has the pixels of the guide; "cells" if it is coarser, and its samples are means
-            of cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
+            of cells; or positions `[points, axes]` in pixels, (y, x) in images, with a target
+            `[..., channels, points]`.
         num_iterations: maximum number of conjugate gradient iterations.
         tolerance: the iterations stop when the residual is this share of the right side.
         start: a result to start from, for instance of the previous frame.
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
-        channels_last: target, start and guide are `[..., *space, channels]`.
+        channels_last: target, start and guide are `[..., *space, channels]`, a target at positions
+            `[..., points, channels]`.
 
     Returns:
         `[..., channels, *space]`, with the size of the guide, of the kind and dtype of the target.
@@ -499,8 +508,8 @@ def bilateral_solver(
     True
     """
     layout = ImageFormat(spatial_dims, channels_last)
-    # the channels of a target at positions are before its points
-    seen = layout if isinstance(observe, str) else ImageFormat(1)
+    # values at positions have one axis
+    seen = layout if isinstance(observe, str) else ImageFormat(1, channels_last)
     data = seen.read("target", target)
     solver = BilateralSolver(
         in_wider_dtype(layout.read("guide", guide), data), sigma_space, sigma_color, spatial_dims=spatial_dims

@@ -83,10 +83,10 @@ class ImageFormat:
         if image.dtype == torch.uint8:
             image = image / _WHITE
         if not image.is_floating_point():
-            raise InputError(
-                f"{name} must be floating or uint8, got {data.dtype}; divide it by its largest value, such as 65535, "
-                "and state sigma_color in the same units"
-            )
+            advice = "divide it by its largest value, such as 65535, and state sigma_color in the same units"
+            if image.dtype == torch.bool:
+                advice = f"convert it with {name}." + ("float()" if data is image else "astype(numpy.float32)")
+            raise InputError(f"{name} must be floating or uint8, got {data.dtype}; {advice}")
         if not self.channels_last:
             return image
         if image.dim() <= self.spatial_dims:

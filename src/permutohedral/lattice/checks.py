@@ -32,9 +32,16 @@ def count(leading: tuple[int, ...]) -> int:
     return product
 
 
+def check_lattice(lattice: object) -> None:
+    """Raise unless `lattice` is a `Lattice`."""
+    if not isinstance(lattice, Lattice):
+        raise InputError(f"lattice must be a Lattice, got {type(lattice).__name__}; use build_lattice(features)")
+
+
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
     refuse_torchscript()
+    check_lattice(lattice)
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
@@ -75,9 +82,12 @@ def lattice_for(
     separable: bool = False,
 ) -> Lattice:
     """Return the given lattice, or build one from the features; exactly one of both must be given."""
+    if isinstance(features, Lattice):
+        raise InputError("features must be a torch.Tensor, got a Lattice; pass it as lattice=")
     if lattice is not None:
         if features is not None or target_features is not None:
             raise InputError("give either features or a lattice built from them, not both")
+        check_lattice(lattice)
         return lattice
     if features is None:
         raise InputError("give features [points, d], or a lattice built from them")

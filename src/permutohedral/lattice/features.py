@@ -233,8 +233,9 @@ def check_image(image: Tensor, spatial_dims: int = 2, name: str = "image") -> No
             f"give a gray image one channel with {name}[None]"
         )
     if not image.dtype.is_floating_point:
+        scale = "" if image.dtype == torch.bool else " / 255"
         raise InputError(
-            f"{name} must be floating, got {image.dtype}; convert it, for instance with {name}.float() / 255, "
+            f"{name} must be floating, got {image.dtype}; convert it, for instance with {name}.float(){scale}, "
             "and state sigma in the same units"
         )
 

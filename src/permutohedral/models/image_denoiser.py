@@ -15,6 +15,7 @@ from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.models.pretrained import DEFAULT_MODEL, choose_model, load_pretrained
+from permutohedral.ops.tensors import check_tensor
 
 # rounding to 8 bits causes 0.29 / 255
 NO_NOISE = 0.5 / 255
@@ -72,17 +73,24 @@ class Denoiser:
 
         Args:
             pixels: float32 `[1 or 3, height, width]`; white is 1.
-            sigma: standard deviation of the noise in the same units; default estimated.
+            sigma: standard deviation of the noise in the same units, such as 25 / 255; default estimated.
             progress: called with the share that is done after each tile.
 
         Returns:
             float32 of the same shape, not clipped.
         """
+        check_tensor("pixels", pixels)
         if pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
             raise InputError(f"pixels must be [1 or 3, height, width], got shape {tuple(pixels.shape)}")
+        if pixels.dtype != torch.float32:
+            scale = "" if pixels.is_floating_point() else " / 255"
+            raise InputError(f"pixels must be float32 in [0, 1], got {pixels.dtype}; pass pixels.float(){scale}")
         sigma = estimate_noise(pixels) if sigma is None else sigma
-        if not (math.isfinite(sigma) and sigma >= 0):
-            raise InputError(f"sigma must be finite and at least 0, got {sigma}")
+        if not 0 <= sigma <= 1:
+            raise InputError(
+                f"sigma must be at least 0 and at most 1, since white is 1, got {sigma:g}; divide sigma by 255, and "
+                "pixels in [0, 255], too"
+            )
         if sigma < NO_NOISE:
             return pixels.clone()
         name = self.choose(pixels.shape[0], sigma)

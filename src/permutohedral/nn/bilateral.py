@@ -150,7 +150,7 @@ class _BilateralConv(nn.Module):
             )
         positive_numbers(sigma_space, "sigma_space", self.spatial_dims)
         positive_numbers(sigma_color, "sigma_color", guides)
-        self.in_channels, self.guide_channels = in_channels, guide_channels
+        self.in_channels, self.out_channels, self.guide_channels = in_channels, out_channels, guide_channels
         self.sigma_space, self.sigma_color = sigma_space, sigma_color
         self.convolution = PermutohedralConv(
             in_channels,
@@ -165,6 +165,16 @@ class _BilateralConv(nn.Module):
             device=device,
             dtype=dtype,
         )
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """`convolution.weight`, `[filter_size, in_channels / groups, out_channels]`."""
+        return self.convolution.weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """`convolution.bias`, `[out_channels]`, or None."""
+        return self.convolution.bias
 
     def forward(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
+from permutohedral.lattice.checks import check_lattice
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.nn.scale import scale_features
 from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
@@ -169,6 +170,8 @@ class PermutohedralConv(nn.Module):
         """Build the lattice of this layer, with its learned scale applied to the features."""
         if features is None:
             raise InputError("give features [points, dimension], or a lattice built from them")
+        if isinstance(features, Lattice):
+            raise InputError("features must be a torch.Tensor, got a Lattice; pass it as lattice=")
         features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
             target_features = scale_features(target_features, self.dimension, self.scale)
@@ -177,6 +180,7 @@ class PermutohedralConv(nn.Module):
         )
 
     def _check_lattice(self, lattice: Lattice) -> None:
+        check_lattice(lattice)
         if self.log_scale is not None:
             raise InputError("with learn_sigma the features change at every step: pass features, not a lattice")
         neighborhood = self.neighborhood

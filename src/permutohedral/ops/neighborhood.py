@@ -44,6 +44,15 @@ def count_taps(dimension: int, size: int) -> int:
     return int((size + 1) ** (dimension + 1) - size ** (dimension + 1))
 
 
+def _in_words(number: int) -> str:
+    """Return all digits of a number, or about which power of two a very large one is.
+
+    >>> _in_words(1234567), _in_words(3**100)
+    ('1,234,567', 'about 2^159')
+    """
+    return f"{number:,}" if number < 1 << 64 else f"about 2^{number.bit_length()}"
+
+
 def _enumerate_taps(dimension: int, size: int) -> np.ndarray:
     """All k, int64 `[taps, d + 1]`, in lexicographic order."""
     taps = np.zeros((1, 0), dtype=np.int64)
@@ -168,9 +177,10 @@ class Neighborhood:
         filter_size = count_taps(self.dimension, self.size)
         if filter_size > MAX_TAPS:
             raise NeighborhoodError(
-                f"a neighborhood of size {self.size} in {self.dimension} dimensions has {filter_size:,} taps, which is "
-                f"{4 * filter_size:,} bytes per lattice point; the limit is {MAX_TAPS:,} taps. Use a smaller "
-                "neighborhood_size, fewer feature dimensions, or the separable Gaussian (gaussian_filter)"
+                f"a neighborhood of size {self.size} in {self.dimension} dimensions has {_in_words(filter_size)} taps, "
+                f"which is {_in_words(4 * filter_size)} bytes per lattice point; the limit is {MAX_TAPS:,} taps. Use a "
+                "smaller neighborhood_size, fewer feature dimensions (features are [points, dimension]), or the "
+                "separable Gaussian (gaussian_filter)"
             )
         object.__setattr__(self, "filter_size", filter_size)
 

@@ -46,8 +46,9 @@ def check_dimension(dimension: int) -> None:
     """Raise if the core does not take features of this dimension."""
     if dimension > _native.MAX_DIMENSION:
         raise InputError(
-            f"the native backend takes features of up to {_native.MAX_DIMENSION} dimensions, got {dimension}; "
-            'use_backend("reference") takes any'
+            f"features must be [points, dimension] with at most {_native.MAX_DIMENSION} dimensions on the native "
+            f"backend, got {dimension}; transpose features [dimension, points] with features.mT, or run "
+            'permutohedral.backends.use("reference"), which takes any'
         )
 
 

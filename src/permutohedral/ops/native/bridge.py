@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise BackendUnavailable(
         f"the compiled core is installed but cannot be loaded: {error}; reinstall permutohedral, or choose "
-        'use_backend("reference")'
+        'permutohedral.backends.use("reference")'
     ) from error
 
 to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
