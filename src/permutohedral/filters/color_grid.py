@@ -208,7 +208,7 @@ def reach_of_grid(sigma: float, step: GridStep, extent: int) -> int:
     """Return how many pixels on either side along an axis the sums of a pixel depend on: those of whole cells.
 
     >>> reach_of_grid(8.0, COARSE, extent=100)
-    45
+    36
     """
     cell = step.cell_size(sigma, extent)
     return (_blur(sigma, cell)[1] + 2) * cell
