@@ -68,7 +68,7 @@ def timed(runs: Mapping[str, Callable[[], Tensor]]) -> dict[str, tuple[float, Te
 
 def measure(image: Tensor, sigma_space: float, sigma_color: float) -> dict[str, Any]:
     """Measure errors and times of the methods on one image."""
-    sigmas = {"sigma_space": sigma_space, "sigma_color": sigma_color}
+    sigmas: dict[str, Any] = {"sigma_space": sigma_space, "sigma_color": sigma_color}
     exact = ph.bilateral_filter(image, **sigmas, method="exact").double()
     found: dict[str, Any] = {"chosen": ph.accuracy.explain_bilateral(image, **sigmas).method}
     runs = {method: partial(ph.bilateral_filter, image, **sigmas, method=method) for method in METHODS}
