@@ -33,6 +33,7 @@ public:
                 coordinates_.extents[1],
                 coordinates_.extents[0] * coordinates_.extents[1],
                 {I, J}},
+          of_cells_(axes_.y.num_cells * axes_.x.num_cells, axes_.rows),
           needed_(axes_, find_ranges(), threads),
           stored_(needed_.stored, axes_.num_places(), axes_.rows, threads),
           halfway_(needed_.halfway, axes_.num_places(), axes_.rows, threads),
@@ -79,23 +80,34 @@ private:
 
     int64_t plane() const { return shape_.height * shape_.width; }
 
-    // The first nodes that the pixels of each cell touch.
-    ColorRanges find_ranges() const {
-        ColorRanges of_cells(axes_.y.num_cells * axes_.x.num_cells, axes_.rows);
+    // The nodes that the pixels of each cell touch.
+    const ColorRanges& find_ranges() const {
+        const int64_t step = 2 * axes_.rows, size = step * axes_.x.num_cells;
         parallel_for(threads_, axes_.y.num_cells, [&](int64_t cell_y, int) {
             const Range rows = axes_.y.pixels(cell_y);
+            // in the first of the rows that each pixel touches
+            std::vector<int16_t> first(size, no_node);
             for (int64_t cell_x = 0; cell_x < axes_.x.num_cells; ++cell_x) {
-                const RowRanges ranges = of_cells.at(cell_y * axes_.x.num_cells + cell_x);
-                ranges.clear();
+                int16_t *const begin = first.data() + step * cell_x, *const end = begin + axes_.rows;
                 const Range columns = axes_.x.pixels(cell_x);
                 for (int64_t y = rows.begin; y < rows.end; ++y) {
                     const int32_t *row = coordinates_.row() + y * shape_.width,
                                   *node = coordinates_.node() + y * shape_.width;
-                    for (int64_t x = columns.begin; x < columns.end; ++x) ranges.add(row[x], int16_t(node[x]));
+                    for (int64_t x = columns.begin; x < columns.end; ++x) {
+                        const auto from = int16_t(node[x]), until = int16_t(-from - color_taps);
+                        int16_t &least = begin[row[x]], &most = end[row[x]];
+                        // mostly nothing is stored, so that the next pixel need not wait for it
+                        if (from < least || until < most) least = std::min(least, from), most = std::min(most, until);
+                    }
                 }
             }
+            int16_t* const all = of_cells_.at(cell_y * axes_.x.num_cells);
+            std::fill(all, all + size, no_node);
+            for (int i = 0; i < I; ++i) {
+                for (int j = 0; j < J; ++j) unite(first.data(), size, all, i * axes_.row_step + j);
+            }
         });
-        return of_cells;
+        return of_cells_;
     }
 
     PERMUTOHEDRAL_INLINE ColorPlace<T> color(int64_t at) const {
@@ -226,7 +238,8 @@ private:
     // Numbers the nodes that the pixels of a cell touch. How many numbers they hold; vectors may reach beyond the last.
     int64_t number_cell(int64_t cell_y, int64_t cell_x, CellNodes& cell) const {
         cell.own.resize(axes_.rows);
-        const int64_t num_nodes = needed_.number_cell(axes_, cell_y, cell_x, cell.own.data());
+        const int16_t* const ranges = of_cells_.at(cell_y * axes_.x.num_cells + cell_x);
+        const int64_t num_nodes = number_nodes(ranges, axes_.rows, cell.own.data());
         find_rows(cell.own.data(), axes_.rows, cell.rows);
         return grid_channels * num_nodes + vector_size;
     }
@@ -346,6 +359,7 @@ private:
     const int threads_;
     const ColorCoordinates<T> coordinates_;
     const GridAxes<T> axes_;
+    const ColorRanges of_cells_;
     const NeededNodes<T> needed_;
     const NodeTable stored_, halfway_, touched_;
     const Memory memory_[3];

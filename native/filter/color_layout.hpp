@@ -94,12 +94,16 @@ struct ColorCoordinates {
           along_(as<T>(memory_[0])),
           row_(as<int32_t>(memory_[1])) {
         std::fill(along(0), along(0) + unused_ * plane_, T(0));
+        std::vector<T> least[color_axes], most[color_axes];
+        for (int64_t g = unused_; g < color_axes; ++g) least[g].resize(shape.height), most[g].resize(shape.height);
+        parallel_for(threads, shape.height, [&](int64_t y, int) {
+            for (int64_t g = unused_; g < color_axes; ++g) {
+                project(guide + y * shape.width, y, g, least[g][y], most[g][y]);
+            }
+        });
         for (int64_t g = unused_; g < color_axes; ++g) {
-            std::vector<T> least(shape.height), most(shape.height);
-            parallel_for(threads, shape.height,
-                         [&](int64_t y, int) { project(guide + y * shape.width, y, g, least[y], most[y]); });
-            first_[g] = nearest(*std::min_element(least.begin(), least.end()));
-            last_[g] = nearest(*std::max_element(most.begin(), most.end()));
+            first_[g] = nearest(*std::min_element(least[g].begin(), least[g].end()));
+            last_[g] = nearest(*std::max_element(most[g].begin(), most[g].end()));
             extents[g] = int64_t(last_[g] - first_[g]) + 5;
         }
         parallel_for(threads, shape.height, [&](int64_t y, int) { locate(y); });
@@ -172,60 +176,35 @@ constexpr int color_taps = 3;
 // ranges begin and end at multiples of this, so that vectors of this number of nodes fit
 constexpr int nodes_at_once = 2;
 
-// The ranges of all rows at one place; one that is empty begins at the greatest number and ends at the least.
-struct RowRanges {
-    int16_t *begin, *end;
-    int64_t rows;
+// Ranges of nodes at every place: where those of its rows begin, then where they end, negated, so that the union of ranges
+// has the lesser numbers. Those of rows without nodes are `no_node`, or a little less.
+constexpr int16_t no_node = std::numeric_limits<int16_t>::max();
 
-    void clear() const {
-        std::fill(begin, begin + rows, std::numeric_limits<int16_t>::max());
-        std::fill(end, end + rows, std::numeric_limits<int16_t>::min());
-    }
-
-    void add(int64_t row, int16_t node) const {
-        begin[row] = std::min(begin[row], node);
-        end[row] = std::max(end[row], int16_t(node + 1));
-    }
-
-    // Joins other ranges, each that of an earlier row.
-    void unite(const RowRanges& other, int64_t shift = 0) const {
-        const int64_t first = std::max<int64_t>(shift, 0), last = std::min(rows + shift, rows);
-        for (int64_t r = first; r < last; ++r) begin[r] = std::min(begin[r], other.begin[r - shift]);
-        for (int64_t r = first; r < last; ++r) end[r] = std::max(end[r], other.end[r - shift]);
-    }
-
-    void intersect(const RowRanges& other) const {
-        for (int64_t r = 0; r < rows; ++r) {
-            const int16_t from = std::max(begin[r], other.begin[r]), to = std::min(end[r], other.end[r]);
-            begin[r] = from < to ? from : std::numeric_limits<int16_t>::max();
-            end[r] = from < to ? to : std::numeric_limits<int16_t>::min();
-        }
-    }
-
-    // Makes ranges that are not empty longer at both ends.
-    void widen(int16_t before, int16_t after) const {
-        for (int64_t r = 0; r < rows; ++r) {
-            const bool empty = begin[r] >= end[r];
-            begin[r] = int16_t(empty ? begin[r] : begin[r] - before);
-            end[r] = int16_t(empty ? end[r] : end[r] + after);
-        }
-    }
-};
-
-// Ranges at every place.
 class ColorRanges {
 public:
     ColorRanges(int64_t places, int64_t rows) : rows_(rows), memory_(sizeof(int16_t) * 2 * places * rows) {}
 
-    RowRanges at(int64_t place) const {
-        int16_t* begin = as<int16_t>(memory_) + 2 * place * rows_;
-        return {begin, begin + rows_, rows_};
-    }
+    int16_t* at(int64_t place) const { return as<int16_t>(memory_) + 2 * place * rows_; }
 
 private:
     int64_t rows_;
     Memory memory_;
 };
+
+// Joins ranges with others, each that of `shift` rows earlier; rows that would come from beyond the ends are empty.
+void unite(const int16_t* ranges, int64_t count, int16_t* to, int64_t shift = 0) {
+    const int64_t first = std::max<int64_t>(shift, 0), last = std::min(count + shift, count);
+    for (int64_t i = first; i < last; ++i) to[i] = std::min(to[i], ranges[i - shift]);
+}
+
+// What ranges of one place have in common with others.
+void intersect(const int16_t* ranges, int64_t rows, int16_t* to) {
+    for (int64_t begin = 0, end = rows; begin < rows; ++begin, ++end) {
+        const int16_t from = std::max(to[begin], ranges[begin]), until = std::max(to[end], ranges[end]);
+        to[begin] = from + until < 0 ? from : no_node;
+        to[end] = from + until < 0 ? until : no_node;
+    }
+}
 
 // A row of nodes that is stored: node k begins at `first + k grid_channels`.
 struct StoredRow {
@@ -237,13 +216,14 @@ struct StoredRow {
 
 // Numbers the nodes of one place from zero on; how many they are, which may be more than numbers of 32 bits reach: then
 // they must not be used.
-int64_t number_nodes(const RowRanges& ranges, StoredRow* rows) {
+int64_t number_nodes(const int16_t* ranges, int64_t num_rows, StoredRow* rows) {
     constexpr int rest = nodes_at_once - 1;
     int64_t count = 0;
-    for (int64_t row = 0; row < ranges.rows; ++row) {
+    for (int64_t row = 0; row < num_rows; ++row) {
         rows[row] = {0, 0, 0};
-        if (ranges.begin[row] >= ranges.end[row]) continue;
-        const int begin = ranges.begin[row] & ~rest, end = (ranges.end[row] + rest) & ~rest;
+        const int first = ranges[row], last = -ranges[num_rows + row];
+        if (first >= last) continue;
+        const int begin = first & ~rest, end = (last + rest) & ~rest;
         rows[row] = {int32_t(grid_channels * (count - begin)), int16_t(begin), int16_t(end)};
         count += end - begin;
     }
@@ -263,82 +243,64 @@ struct GridAxes {
 };
 
 // The nodes that colors touch; those to which they are blurred, as far as they are needed; and those that are needed
-// when that is blurred along y, but not yet along x.
+// when that is blurred along y, but not yet along x. Colors are so far from the ends of all axes of colors that none of
+// the rows they are blurred to is that of another place: rows of places are shifted as a whole.
 template <class T>
 struct NeededNodes {
-    ColorRanges of_cells, touched, stored, halfway;
+    ColorRanges touched, stored, halfway;
 
-    // first: the first nodes that the pixels of each cell touch, which become all that they touch
-    NeededNodes(const GridAxes<T>& axes, ColorRanges first, int threads)
-        : of_cells(std::move(first)),
-          touched(axes.num_places(), axes.rows),
+    // of_cells: the nodes that the pixels of each cell touch
+    NeededNodes(const GridAxes<T>& axes, const ColorRanges& of_cells, int threads)
+        : touched(axes.num_places(), axes.rows),
           stored(axes.num_places(), axes.rows),
           halfway(axes.num_places(), axes.rows) {
         const ColorRanges near(axes.num_places(), axes.rows);
-        const auto for_places = [&](auto&& function) {
-            parallel_for(threads, axes.y.num_nodes(), [&](int64_t y, int) {
-                for (int64_t x = 0; x < axes.x.num_nodes(); ++x) function(y, x);
-            });
-        };
-        parallel_for(threads, axes.y.num_cells * axes.x.num_cells, [&](int64_t cell, int) { complete(axes, cell); });
-        for_places([&](int64_t y, int64_t x) {
-            const RowRanges all = touched.at(axes.place(y, x));
-            all.clear();
-            const Range ys = axes.y.cells(y), xs = axes.x.cells(x);
-            for (int64_t j = ys.begin; j < ys.end; ++j) {
-                for (int64_t i = xs.begin; i < xs.end; ++i) all.unite(of_cells.at(j * axes.x.num_cells + i));
+        const int64_t step = 2 * axes.rows, size = step * axes.x.num_nodes();
+        parallel_for(threads, axes.y.num_nodes(), [&](int64_t y, int) {
+            int16_t *const all = touched.at(axes.place(y, 0)), *const wide = near.at(axes.place(y, 0));
+            std::fill(all, all + size, no_node);
+            const Range cells = axes.y.cells(y);
+            for (int64_t cell = cells.begin; cell < cells.end; ++cell) {
+                const int16_t* const row = of_cells.at(cell * axes.x.num_cells);
+                for (int end = 0; end < cell_ends; ++end) unite(row, step * axes.x.num_cells, all + end * step);
+            }
+            std::copy(all, all + size, wide);
+            for (int64_t far = 1; far < int64_t(axes.x.blur.size()); ++far) {
+                unite(all, size, wide, far * step);
+                unite(all, size, wide, -far * step);
             }
         });
-        for_places([&](int64_t y, int64_t x) {
-            const RowRanges row = near.at(axes.place(y, x));
-            row.clear();
-            const Range from = axes.x.nodes_near(x);
-            for (int64_t other = from.begin; other < from.end; ++other) row.unite(touched.at(axes.place(y, other)));
+        parallel_for(threads, axes.y.num_nodes(), [&](int64_t y, int) {
+            const int16_t* const own = touched.at(axes.place(y, 0));
+            int16_t* const row = stored.at(axes.place(y, 0));
+            std::fill(row, row + size, no_node);
+            const int64_t far_i = axes.taps[0] / 2, far_j = axes.taps[1] / 2;
+            for (int64_t i = -far_i; i <= far_i; ++i) {
+                for (int64_t j = -far_j; j <= far_j; ++j) unite(own, size, row, i * axes.row_step + j);
+            }
+            // the blur along the rows makes them longer at both ends
+            for (int64_t i = 0; i < size; ++i) row[i] = int16_t(row[i] - 1);
+            std::vector<int16_t> all(size);
+            unite_along_y(axes, near, y, all.data());
+            for (int64_t x = 0; x < axes.x.num_nodes(); ++x)
+                intersect(all.data() + x * step, axes.rows, row + x * step);
         });
-        for_places([&](int64_t y, int64_t x) { find_stored(axes, near, y, x); });
-        for_places([&](int64_t y, int64_t x) {
-            const RowRanges row = halfway.at(axes.place(y, x));
-            unite_along_y(axes, stored, y, x, row);
-            row.intersect(near.at(axes.place(y, x)));
+        parallel_for(threads, axes.y.num_nodes(), [&](int64_t y, int) {
+            int16_t* const row = halfway.at(axes.place(y, 0));
+            unite_along_y(axes, stored, y, row);
+            for (int64_t x = 0; x < axes.x.num_nodes(); ++x) {
+                intersect(near.at(axes.place(y, x)), axes.rows, row + x * step);
+            }
         });
-    }
-
-    // Numbers the nodes that the pixels of a cell touch; how many they are.
-    int64_t number_cell(const GridAxes<T>& axes, int64_t y, int64_t x, StoredRow* rows) const {
-        return number_nodes(of_cells.at(y * axes.x.num_cells + x), rows);
     }
 
 private:
-    void complete(const GridAxes<T>& axes, int64_t cell) const {
-        const RowRanges all = of_cells.at(cell);
-        all.widen(0, color_taps - 1);
-        std::vector<int16_t> memory(all.begin, all.end + axes.rows);
-        const RowRanges first{memory.data(), memory.data() + axes.rows, axes.rows};
-        for (int64_t i = 0; i < axes.taps[0]; ++i) {
-            for (int64_t j = 0; j < axes.taps[1]; ++j) all.unite(first, i * axes.row_step + j);
-        }
-    }
-
-    // What the blur over colors reaches, as far as colors touch it anywhere near.
-    void find_stored(const GridAxes<T>& axes, const ColorRanges& near, int64_t y, int64_t x) const {
-        std::vector<int16_t> memory(2 * axes.rows);
-        const RowRanges all{memory.data(), memory.data() + axes.rows, axes.rows};
-        unite_along_y(axes, near, y, x, all);
-        const RowRanges own = touched.at(axes.place(y, x)), row = stored.at(axes.place(y, x));
-        row.clear();
-        const int64_t far_i = axes.taps[0] / 2, far_j = axes.taps[1] / 2;
-        for (int64_t i = -far_i; i <= far_i; ++i) {
-            for (int64_t j = -far_j; j <= far_j; ++j) row.unite(own, i * axes.row_step + j);
-        }
-        row.widen(1, 1);
-        row.intersect(all);
-    }
-
-    static void unite_along_y(const GridAxes<T>& axes, const ColorRanges& ranges, int64_t y, int64_t x,
-                              const RowRanges& out) {
+    // The ranges that the blur of one row of places along y reads.
+    static void unite_along_y(const GridAxes<T>& axes, const ColorRanges& ranges, int64_t y, int16_t* out) {
+        const int64_t size = 2 * axes.rows * axes.x.num_nodes();
         const Range from = axes.y.nodes_near(y);
-        out.clear();
-        for (int64_t other = from.begin; other < from.end; ++other) out.unite(ranges.at(axes.place(other, x)));
+        std::fill(out, out + size, no_node);
+        for (int64_t other = from.begin; other < from.end; ++other) unite(ranges.at(axes.place(other, 0)), size, out);
     }
 };
 
@@ -351,7 +313,7 @@ public:
           memory_(sizeof(StoredRow) * places * rows),
           table_(as<StoredRow>(memory_)) {
         parallel_for(threads, places, [&](int64_t place, int) {
-            ends_[place + 1] = number_nodes(ranges.at(place), table_ + place * rows);
+            ends_[place + 1] = number_nodes(ranges.at(place), rows, table_ + place * rows);
         });
         for (int64_t place = 0; place < places; ++place) ends_[place + 1] += ends_[place];
         if (grid_channels * num_nodes() > std::numeric_limits<int32_t>::max()) throw std::bad_alloc();
@@ -366,7 +328,7 @@ public:
           memory_(sizeof(StoredRow) * places * rows_),
           table_(as<StoredRow>(memory_)) {
         parallel_for(threads, places, [&](int64_t place, int) {
-            number_nodes(ranges.at(place), table_ + place * rows_);
+            number_nodes(ranges.at(place), rows_, table_ + place * rows_);
             for (int64_t row = 0; row < rows_; ++row) table_[place * rows_ + row].first = other.rows(place)[row].first;
         });
     }

@@ -68,7 +68,7 @@ def filter_in_tiles(
         if axes is None and method != "exact":
             found: Tensor = ph.bilateral_filter(part, guide=edges, method=method, origin=origin, **options)
             return found
-        window = window_of(edges, sigma_space, sigma_color, window_reach)
+        window = window_of(edges, sigma_space, sigma_color if axes is None else None, window_reach)
         assert window is not None, "sigma is a number"
         return sum_pixels(part.flatten(1).mT, "homogeneous", window, axes).mT.reshape(part.shape)
 

@@ -215,7 +215,7 @@ def _filter_pixels(
             method, axes, edges = "exact", choice.axes, choice.guide
             image = edges if guide is None else image
     if spatial_dims == 2 and method == "exact":
-        window = window_of(edges, sigma_space, sigma_color, reach)
+        window = window_of(edges, sigma_space, sigma_color if axes is None else None, reach)
         run = None if window is None else partial(sum_pixels, window=window, axes=axes)
     if run is None:
         features = bilateral_features(

@@ -20,7 +20,6 @@ from permutohedral.filters.color_grid import (
     MAX_GUIDE_CHANNELS,
     ColorAxes,
     count_places,
-    estimate_nodes,
     find_axes,
     has_color_grid,
     is_within_limits,
@@ -42,7 +41,9 @@ _MIN_GRID_SIGMA = 3.0
 # numbers that a pair costs in addition to its features and channels: distance and exponential
 _PAIR_NUMBERS = 6
 # work at each place of the color grid, in nodes, in addition to its own nodes
-_PLACE_NODES = 60
+_PLACE_NODES = 80
+# with more lattice points for each pixel than this, colors hardly share nodes of the color grid
+_MAX_GRID_DENSITY = 2.0
 # lattice points are counted in this many squares along each axis of an image, each of this side
 _SQUARES, _SIDE = 2, 24
 # how far lattice points extend beyond a square, in standard deviations, both sides together
@@ -79,7 +80,7 @@ class Costs(NamedTuple):
 
 
 # fitted to photographs of 481 x 321 pixels on one core with AVX-512
-CPU_COSTS = Costs(corner=3.7, lattice_point=13.0, pixel=14.0, pair=0.013, grid_pixel=28.0, grid_node=16.0)
+CPU_COSTS = Costs(corner=3.7, lattice_point=13.0, pixel=17.0, pair=0.013, grid_pixel=26.0, grid_node=14.0)
 # H200, 1024 x 1024 color pixels: lattice 0.54 ms; exact window of 16 px, 5 standard deviations wide: 75 ms
 GPU_COSTS = Costs(corner=0.086, lattice_point=0.0, pixel=0.0, pair=0.0003, grid_pixel=math.inf, grid_node=math.inf)
 
@@ -203,19 +204,28 @@ def choose_for_pixels(
     sigmas = sigma_in_pixels(sigma_space, height, width)
     sizes = [window_size(sigmas, reach, height, width) for reach in _REACHES]
     exact = [pixels * (costs.pixel + costs.pairs(size, guides, channels)) for size in sizes]
-    lattice = pixels * costs.lattice(dimension, 0.0)
+    density, lattice = 0.0, pixels * costs.lattice(dimension, 0.0)
     if exact[0] <= _MAX_TIME_RATIO * lattice:
         return MethodChoice("exact", f"about {_in_words(exact[0])}, at least {_in_words(lattice)} for a lattice")
     if costs.lattice_point:
         if is_traced():
             return _choose_traced()
-        lattice = pixels * costs.lattice(dimension, _lattice_points_per_pixel(guide, sigmas, sigma_color))
+        density = _lattice_points_per_pixel(guide, sigmas, sigma_color)
+        lattice = pixels * costs.lattice(dimension, density)
     for reach, size, time in zip(_REACHES, sizes, exact, strict=True):
         times = f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for the lattice"
         if time <= _MAX_TIME_RATIO * lattice:
             return MethodChoice("exact", times, reach)
-    grid = _choose_grid(image, guide, sigmas, sigma_color, costs, lattice) if min(sigmas) >= _MIN_GRID_SIGMA else None
-    return grid or MethodChoice("lattice", times)
+    if min(sigmas) >= _MIN_GRID_SIGMA and density <= _MAX_GRID_DENSITY and 0 < guides <= MAX_GUIDE_CHANNELS:
+        # the mass is one more channel
+        passes = math.ceil((channels + 1) / 4)
+        # photographs: about two stored nodes for each lattice point and one channel, four and eight for two and three
+        nodes = pixels * density * 2**guides + math.prod(items) * count_places(guide, sigmas, COARSE) * _PLACE_NODES
+        time = passes * (pixels * costs.grid_pixel + nodes * costs.grid_node)
+        if time <= _MAX_TIME_RATIO * lattice:
+            reason = f"about {_in_words(time)}, {_in_words(lattice)} for the lattice"
+            return _choose_grid(image, guide, sigmas, sigma_color, reason) or MethodChoice("lattice", times)
+    return MethodChoice("lattice", times)
 
 
 def _choose_traced() -> MethodChoice:
@@ -229,36 +239,17 @@ def _choose_traced() -> MethodChoice:
 
 
 def _choose_grid(
-    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_color: Sigma, costs: Costs, lattice: float
+    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_color: Sigma, reason: str
 ) -> MethodChoice | None:
-    """Choose the color grid if it is about as fast as the lattice; None if not, or if gradients are wanted."""
-    if not has_color_grid(guide):
-        return None
-    *items, guides, height, width = guide.shape
-    if not 0 < guides <= MAX_GUIDE_CHANNELS or wants_gradient(image, guide, sigma_color) or not is_plain(image, guide):
-        return None
-    count = math.prod(items)
-    # the mass is one more channel
-    passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
-
-    def estimate(places: float, nodes: float) -> float:
-        node_time = places * (nodes + _PLACE_NODES) * costs.grid_node
-        return count * passes * (height * width * costs.grid_pixel + node_time)
-
-    if estimate(count_places(guide, sigmas, COARSE), 0.0) > _MAX_TIME_RATIO * lattice:
-        return None
-    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_color, guides, "sigma_color")
-    axes = find_axes(pictures, ranges)
-    if axes is None:
-        return None
-    places, nodes = count_places(guide, sigmas, axes.step), estimate_nodes(pictures, ranges, sigmas, axes)
-    time = estimate(places, nodes)
-    if time > _MAX_TIME_RATIO * lattice:
+    """Choose the color grid; None if the backend has none, for colors beyond its limits, or if gradients are wanted."""
+    *_, guides, height, width = guide.shape
+    if not has_color_grid(guide) or wants_gradient(image, guide, sigma_color) or not is_plain(image, guide):
         return None
     guide = guide.contiguous()
-    if not is_within_limits(guide.reshape(pictures.shape), ranges, sigmas, axes):
+    pictures, ranges = guide.view(-1, guides, height, width), numbers_of(sigma_color, guides, "sigma_color")
+    axes = find_axes(pictures, ranges)
+    if axes is None or not is_within_limits(pictures, sigmas, axes):
         return None
-    reason = f"about {_in_words(time)} for {places * nodes:,.0f} nodes, {_in_words(lattice)} for the lattice"
     return MethodChoice("grid", reason, axes=axes, guide=guide)
 
 

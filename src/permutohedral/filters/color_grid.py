@@ -16,8 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
 
 import numpy as np
 import torch
@@ -34,14 +32,10 @@ from permutohedral.ops.dispatch import primitives_for
 _TAPS = 3
 # guide channels are the axes of the grid; an unused axis has one node
 MAX_GUIDE_CHANNELS = 3
-# reach of the blur between places, in its standard deviations
-_BLUR_REACH = 3.0
-# colors from which the axes are found
+# reach of the blur between places, in its standard deviations: rounded up, two places with the coarse step
+_BLUR_REACH = 2.8
+# about how many colors the axes are found from
 _SAMPLES = 4096
-# nodes are counted at this many places along each axis, from this many pixels along each axis
-_COUNTED_PLACES, _COUNTED_SIDE = 2, 20
-# stored nodes for each node that is touched, in photographs
-_STORED_PER_TOUCHED = 1.75
 # limits of the compiled core: nodes along an axis, rows of nodes at all places, nodes at all places
 _MAX_AXIS_NODES, _MAX_ROWS, _MAX_NODES = 1 << 14, 1 << 23, 1 << 29
 # channels that the compiled core sums in one pass
@@ -84,8 +78,8 @@ class ColorAxes:
     """Principal axes of the colors of images.
 
     Attributes:
-        directions: `[guide channels, guide channels]`, from a guide in standard deviations to nodes. Rows are axes, the
-            one with the largest variance last.
+        directions: `[guide channels, guide channels]`, from values of a guide to nodes. Rows are axes, the one with the
+            largest variance last.
         origin: `[guide channels]`, in nodes.
         step: distances between the nodes.
     """
@@ -106,9 +100,10 @@ def find_axes(guide: Tensor, sigma: Sequence[float], step: GridStep | None = Non
     >>> find_axes(torch.zeros(1, 1, 4, 5), [0.1]).directions.shape
     (1, 1)
     """
-    items, _, height, width = guide.shape
-    item, y, x = (each.to(guide.device) for each in _sample(items, height, width))
-    colors = guide.detach()[item, :, y, x].cpu().double().numpy() / np.array(sigma)
+    items, channels, height, width = guide.shape
+    # odd, so that no color of an image with a period of a power of two is missed
+    apart = int(math.sqrt(items * height * width / _SAMPLES)) | 1
+    colors = guide.detach()[..., ::apart, ::apart].movedim(1, -1).reshape(-1, channels).cpu().double().numpy() / sigma
     with np.errstate(invalid="ignore", over="ignore"):
         mean = colors.mean(axis=0)
         centered = colors - mean
@@ -121,17 +116,7 @@ def find_axes(guide: Tensor, sigma: Sequence[float], step: GridStep | None = Non
         spread = np.prod(1 + 3 / COARSE.spacing * np.sqrt(variances.clip(min=0)))
         step = FINE if spread <= _MAX_FINE_SPREAD else COARSE
     directions = vectors.T / step.spacing
-    return ColorAxes(directions, directions @ mean, step)
-
-
-@lru_cache(maxsize=4)
-def _sample(items: int, height: int, width: int) -> tuple[Tensor, ...]:
-    """Return item, y and x of random pixels, one in each of equal parts of all images."""
-    pixels = items * height * width
-    count = min(_SAMPLES, pixels)
-    drawn = (np.arange(count) + np.random.default_rng(0).random(count)) * (pixels / count)
-    places = np.unravel_index(drawn.astype(np.int64).clip(max=pixels - 1), (items, height, width))
-    return tuple(torch.from_numpy(each) for each in places)
+    return ColorAxes(directions / sigma, directions @ mean, step)
 
 
 def count_places(image: Tensor, sigma: Sequence[float], step: GridStep) -> float:
@@ -144,53 +129,20 @@ def count_places(image: Tensor, sigma: Sequence[float], step: GridStep) -> float
     return math.prod(size / cell + 1 for size, cell in zip(image.shape[-2:], cells, strict=True))
 
 
-def estimate_nodes(guide: Tensor, sigma_color: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> float:
-    """Estimate the stored nodes at each place from the pixels of a few squares of the first image.
+def is_within_limits(guide: Tensor, sigma: Sequence[float], axes: ColorAxes) -> bool:
+    """Return whether the grid is within the limits of the compiled core, whatever the colors of a place are.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
-        sigma_color: standard deviations of its channels.
         sigma: over y and x, in pixels.
         axes: of the guide.
 
     >>> gray = torch.zeros(1, 1, 40, 40)
-    >>> estimate_nodes(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0]))
-    5.25
-    """
-    cells = _cell_sizes(guide, sigma, axes.step)
-    along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
-    squares = torch.stack([guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)])
-    coordinates = squares.cpu().double().numpy() / np.array(sigma_color) @ axes.directions.T - axes.origin
-    if not np.abs(coordinates).max() <= _MAX_AXIS_NODES:
-        return math.inf
-    # [axes, squares, pixels]
-    first = np.ascontiguousarray(np.moveaxis(np.rint(coordinates), -1, 0)).astype(np.int64)
-    first -= first.min(axis=(1, 2), keepdims=True)
-    # rows of nodes lie along the last axis
-    shape = (len(squares), *(first[:-1].max(axis=(1, 2)) + _TAPS))
-    if math.prod(shape) > _MAX_ROWS:
-        return math.inf
-    numbers = np.broadcast_to(np.arange(len(squares))[:, None], first.shape[1:])
-    touched = np.ravel_multi_index((numbers, *first[:-1]), shape).ravel()
-    least, most = np.full(shape, first[-1].max() + _TAPS), np.full(shape, -1)
-    np.minimum.at(least.reshape(-1), touched, first[-1].ravel())
-    np.maximum.at(most.reshape(-1), touched, first[-1].ravel())
-    for axis in range(1, len(shape)):
-        least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
-    return _STORED_PER_TOUCHED * float(np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares))
-
-
-def is_within_limits(guide: Tensor, sigma_color: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> bool:
-    """Return whether the grid is within the limits of the compiled core, whatever the colors of a place are.
-
-    The arguments are those of `estimate_nodes`.
-
-    >>> gray = torch.zeros(1, 1, 40, 40)
-    >>> is_within_limits(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0]))
+    >>> is_within_limits(gray, (4.0, 4.0), find_axes(gray, [1.0]))
     True
     """
     # the box around all colors; both ends are rounded, along the last axis to pairs of nodes
-    extents = np.abs(axes.directions) @ (_color_spans(guide) / np.array(sigma_color)) + _TAPS + 1
+    extents = np.abs(axes.directions) @ _color_spans(guide) + _TAPS + 1
     extents[-1] += 2
     rows = float(extents[:-1].prod()) * (count_places(guide, sigma, axes.step) + 1)
     # False for NaN
@@ -214,32 +166,12 @@ def _color_spans(guide: Tensor) -> NDArray[np.float64]:
     return (channels.amax(dim=1) - channels.amin(dim=1)).double().cpu().numpy()
 
 
-def _spread(ranges: NDArray[np.int64], axis: int, join: np.ufunc) -> NDArray[np.int64]:
-    """Join each range with those of the nodes before it whose taps reach it."""
-    spread = ranges.copy()
-    for shift in range(1, _TAPS):
-        to = [slice(None)] * ranges.ndim
-        to[axis] = slice(shift, None)
-        by = [slice(None)] * ranges.ndim
-        by[axis] = slice(None, -shift)
-        join(spread[tuple(to)], ranges[tuple(by)], out=spread[tuple(to)])
-    return spread
-
-
-def _squares(extent: int, cell: int) -> list[slice]:
-    """Return some pixels of the two cells around each counted place along an axis."""
-    side = min(2 * cell, extent)
-    middles = [(2 * part + 1) * extent // (2 * _COUNTED_PLACES) for part in range(_COUNTED_PLACES)]
-    starts = [min(max(middle - side // 2, 0), extent - side) for middle in middles]
-    return [slice(start, start + side, max(side // _COUNTED_SIDE, 1)) for start in starts]
-
-
 def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], axes: ColorAxes) -> Tensor:
     """Sum over the pixels around each pixel, weighted by the Gaussian over position and color.
 
     Args:
         values: `[items, channels, height, width]`.
-        guide: `[items, guide channels, height, width]`, in standard deviations.
+        guide: `[items, guide channels, height, width]`.
         sigma: over y and x, in pixels.
         axes: of the guide.
 
@@ -276,7 +208,7 @@ def reach_of_grid(sigma: float, step: GridStep, extent: int) -> int:
     """Return how many pixels on either side along an axis the sums of a pixel depend on: those of whole cells.
 
     >>> reach_of_grid(8.0, COARSE, extent=100)
-    45
+    36
     """
     cell = step.cell_size(sigma, extent)
     return (_blur(sigma, cell)[1] + 2) * cell

@@ -74,7 +74,7 @@ class Window:
     """The window that is summed around each pixel.
 
     Attributes:
-        guide: `[items, guide channels, height, width]`, in standard deviations.
+        guide: `[items, guide channels, height, width]`, in standard deviations, or as it is for a color grid.
         sigma: over y and x, in pixels.
         reach: how far it extends, in standard deviations.
 
@@ -116,8 +116,10 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
     return min(sigma_y, _WIDEST * max(height, 1)), min(sigma_x, _WIDEST * max(width, 1))
 
 
-def window_of(guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, reach: float = WINDOW_REACH) -> Window | None:
-    """Return the window of a bilateral filter, None if it `has_no_window`.
+def window_of(
+    guide: Tensor, sigma_space: Sigma, sigma_color: Sigma | None, reach: float = WINDOW_REACH
+) -> Window | None:
+    """Return the window of a bilateral filter, None if it `has_no_window`; without sigma_color that of a color grid.
 
     >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
     (2.0, 2.0)
@@ -125,9 +127,10 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, reach: floa
     if has_no_window(sigma_space):
         return None
     sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
-    wide = guide.to(accumulation_dtype(guide.dtype))
-    units = in_units_of(wide.movedim(-3, -1), sigma_color, "sigma_color").movedim(-1, -3)
-    check_finite(units)
+    units = guide.to(accumulation_dtype(guide.dtype))
+    if sigma_color is not None:
+        units = in_units_of(units.movedim(-3, -1), sigma_color, "sigma_color").movedim(-1, -3)
+        check_finite(units)
     # without channels, the number of items does not follow from the other extents
     return Window(units.reshape(units.shape[:-3].numel(), *units.shape[-3:]), sigma, reach)
 
@@ -163,7 +166,9 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axe
         sums = sum_color_grid(pixels, window.guide, window.sigma, axes)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
-        sums = sums[:, :-1] / (sums[:, -1:] + SMALLEST_MASS)
+        sums, mass = sums[:, :-1], sums[:, -1:] + SMALLEST_MASS
+        # the grid has no gradients
+        sums = sums / mass if axes is None else sums.div_(mass)
     return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
 
 

@@ -490,8 +490,7 @@ class FusedFunctions(Primitives, Protocol):
     def sum_color_grid(self, values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor | Declined:
         """Sum over all pixels around each pixel, weighted by the Gaussian over position and color.
 
-        Values are `[items, channels, height, width]`, not empty; the guide is in standard deviations. The result has
-        one more channel, the mass.
+        Values are `[items, channels, height, width]`, not empty. The result has one more channel, the mass.
         """
         ...
 
