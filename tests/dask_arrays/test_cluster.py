@@ -24,7 +24,7 @@ from dask.delayed import delayed
 from distributed import Client, wait
 
 import permutohedral.dask as phd
-from permutohedral.errors import BackendUnavailable
+from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.files import filter_array
 from permutohedral.files.tasks import TaskPool
 
@@ -84,6 +84,40 @@ def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted; the same command with --resume continues\n")
     assert int(done.stdout) == logging.ERROR
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr"]
+
+
+# presses Ctrl-C while zarr reads the first tile
+INTERRUPTED_READ = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from permutohedral.files.array_stores import ArraySource
+read = ArraySource.read
+
+def interrupt(self, region):
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    return read(self, region)
+
+ArraySource.read = interrupt
+from permutohedral.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_zarr_reads(tmp_path: Path) -> None:
+    """The event loop of zarr would print the chunks that were not read."""
+    array = zarr.create_array(str(tmp_path / "in.zarr"), shape=(12, 48, 48), chunks=(1, 4, 4), dtype="float32")
+    array[...] = 1
+    command = ["array", "filter", "in.zarr", "out.zarr", "--axes", "ZYX", "--sigma-space", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_READ, *command], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted; the same command with --resume continues\n")
+
+
+@pytest.mark.parametrize("memory", ["100MiB", 300 << 20])
+def test_rejects_memory_below_that_of_an_idle_worker(memory: str | int) -> None:
+    with pytest.raises(InputError, match=r"memory is .*, but a worker needs 300 MiB"), phd.start_workers(1, memory):
+        pass
 
 
 def filters() -> tuple[da.Array, da.Array]:

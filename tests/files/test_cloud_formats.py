@@ -95,6 +95,19 @@ def test_keeps_labels_of_ply_that_are_no_classes(tmp_path: Path) -> None:
         assert np.array_equal(found["classification" if first > 255 else "label"], LABELS)
 
 
+def test_ply_of_text_keeps_its_digits(tmp_path: Path) -> None:
+    pytest.importorskip("plyfile")
+    source, target = tmp_path / "in.ply", tmp_path / "out.ply"
+    kinds = "property double x", "property double y", "property float z", "property uint id", "property uchar class"
+    faces = "element face 1", "property list uchar int vertex_indices"
+    head = ["ply", "format ascii 1.0", "element vertex 3", *kinds, *faces, "end_header"]
+    rows = ["309227.13 0.1 0.1 4294967295", "-1.5 2.0 3.3 0", "1e-09 0.3 1.0 1"]
+    source.write_text("\n".join([*head, *(f"{row} 2" for row in rows), "3 0 1 2", ""]))
+    copy_with_labels(source, target, torch.tensor([6, 6, 5]))
+    copied = [f"{row} {number}" for row, number in zip(rows, (6, 6, 5), strict=True)]
+    assert target.read_text().splitlines() == [*head, *copied, "3 0 1 2"]
+
+
 def test_las_becomes_laz_but_not_ply(tmp_path: Path) -> None:
     write_las(tmp_path / "town.las")
     target = tmp_path / "town.laz"

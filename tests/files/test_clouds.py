@@ -14,6 +14,7 @@ from town import make_town
 import permutohedral as ph
 from permutohedral.errors import DataError, InputError, StorageError
 from permutohedral.files import smooth_cloud, train_cloud
+from permutohedral.files.cloud_formats import read_cloud
 from permutohedral.files.cloud_models import load_segmenter
 from permutohedral.files.cloud_scenes import Cropping
 
@@ -74,8 +75,10 @@ def test_truncated_scans_leave_nothing_behind(tmp_path: Path, suffix: str) -> No
     write_scan(source, count=20_000)
     content = source.read_bytes()
     source.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=f"in{suffix}"):
+    with pytest.raises(DataError, match=f"in{suffix} is truncated: .* copy it again"):
         smooth_cloud(source, tmp_path / f"out{suffix}", sigma_space=2.0)
+    with pytest.raises(DataError, match=f"in{suffix} is truncated: .* copy it again"):
+        read_cloud(source)
     assert [path.name for path in tmp_path.iterdir()] == [source.name]
 
 
@@ -114,6 +117,26 @@ def test_resumes_smoothing_after_an_interruption(tmp_path: Path) -> None:
     smooth_cloud(*files, sigma_space=2.0, resume=True, progress=lambda *report: reports.append(report))
     assert len(reports) >= 1
     assert files[1].read_bytes() == whole
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_resuming_keeps_a_complete_scan(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".laz":
+        pytest.importorskip("lazrs", reason="lazrs is not installed")
+    write_scan(tmp_path / f"in{suffix}")
+    files = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
+    smooth_cloud(*files, sigma_space=2.0)
+    before = files[1].stat().st_mtime_ns
+    with pytest.warns(UserWarning, match=rf"out{suffix} is complete$"):
+        assert smooth_cloud(*files, sigma_space=2.0, resume=True) == 400
+    assert files[1].stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="these differ: sigma_space;"):
+        smooth_cloud(*files, sigma_space=3.0, resume=True)
+    with pytest.warns(UserWarning, match=rf"out{suffix} exists, and is replaced"):
+        smooth_cloud(*files, sigma_space=3.0)
+    # a smoothed copy stores its own settings only
+    smooth_cloud(files[1], tmp_path / f"twice{suffix}", sigma_space=2.0)
+    assert len(laspy.read(tmp_path / f"twice{suffix}").vlrs.get_by_id("permutohedral")) == 1
 
 
 def test_wide_scans_keep_their_precision(tmp_path: Path) -> None:
@@ -219,7 +242,8 @@ def test_resumed_training_equals_an_uninterrupted_one(town: Path) -> None:
     town.with_name("resumed.safetensors.checkpoint").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot read the checkpoint"):
         train(town, "resumed", 5, resume=True)
-    train(town, "resumed", 1)
+    with pytest.warns(UserWarning, match=r"resumed.safetensors.checkpoint, .* is overwritten; resume would continue"):
+        train(town, "resumed", 1)
 
 
 @pytest.mark.parametrize(

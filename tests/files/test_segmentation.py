@@ -221,6 +221,14 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
         "a batch": ([photo, out, "--probabilities", folder / "batch.npy"], "got [1, 2, 40, 50]; save p[0]"),
         "coarse": ([photo, out, "--probabilities", folder / "coarse.npy"], "got [2, 20, 25]; enlarge it with torch"),
         "no file": ([photo, folder / "absent.png", out], "absent.png"),
+        "a number for a trimap": (
+            [photo, labels, out, "--trimap", "--sigma-space", 40, "--black-is-a-label"],
+            "trimap conflicts with sigma_space, black_is_a_label, which would have no effect",
+        ),
+        "certainty of probabilities": (
+            [photo, out, "--probabilities", folder / "last.npy", "--strength", 2, "--certainty", 0.9],
+            "probabilities conflicts with certainty, which",
+        ),
         "a trimap that is decided": ([photo, save(folder / "t.png", 255 * disk()), out, "--trimap"], "gray"),
     }
 
@@ -228,7 +236,7 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
 @pytest.mark.parametrize("name", [
     *("no labels", "labels and probabilities", "another size", "a photograph as labels", "a lossy format"),
     *("labels last", "scores", "objects", "an empty file", "an image", "one label", "a batch", "coarse"),
-    *("no file", "a trimap that is decided"),
+    *("no file", "a number for a trimap", "certainty of probabilities", "a trimap that is decided"),
 ])  # fmt: skip
 def test_bad_requests_write_nothing(name: str, tmp_path: Path, random: np.random.Generator) -> None:
     arguments, words = bad_requests(tmp_path, random)[name]
@@ -308,6 +316,17 @@ def test_warns_of_a_bandwidth_in_bytes(tmp_path: Path, random: np.random.Generat
     assert "sigma_color is 13, but white is 1" in " ".join(result.stderr.split())
     result = invoke("filter", photo, tmp_path / "smooth.png", "--sigma-color", 25)
     assert "sigma_color is 25, but white is 1" in " ".join(result.stderr.split())
+
+
+def test_warns_of_a_gray_photo_as_labels(tmp_path: Path, random: np.random.Generator) -> None:
+    photo = save(tmp_path / "photo.png", photograph(random))
+    ramp = save(tmp_path / "ramp.png", np.tile(np.arange(1, 51, dtype=np.uint8), (40, 1)))
+    assert "gray levels" not in segment(photo, ramp, tmp_path / "out.png").stderr
+    gray = save(tmp_path / "gray.png", np.arange(2000, dtype=np.uint16).reshape(40, 50).astype(np.uint8))
+    result = segment(photo, gray, tmp_path / "out.png")
+    assert result.exit_code == 0
+    assert "note: " in result.stderr
+    assert "gray.png has 255 gray levels, each used as a label" in " ".join(result.stderr.split())
 
 
 def test_rejects_a_trimap_with_colors(tmp_path: Path, random: np.random.Generator) -> None:

@@ -17,7 +17,7 @@ array = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Workers = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Worker processes; 0 computes in this one.")]
 Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit per worker, such as 2GiB.")]
 Scheduler = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address of an existing Dask scheduler.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command; keep a complete OUTPUT.")]
 
 
 def parse_sigmas(text: str) -> list[float]:
@@ -41,7 +41,9 @@ def filter_array(
     ] = 0.1,
     axes: Annotated[
         str | None,
-        typer.Option(metavar="LETTERS", help="ZYX, CYX, TZYX, ...: T times, C channels.", show_default="as stored"),
+        typer.Option(
+            metavar="LETTERS", help="ZYX, CYX, TZYX, ...: T times, C channels.", show_default="as stored, else ZYX"
+        ),
     ] = None,
     physical: Annotated[
         bool, typer.Option("--physical", help="Take --sigma-space in the units of an OME-Zarr, not in samples.")
@@ -55,7 +57,7 @@ def filter_array(
     """Smooth arrays of any size and keep edges.
 
     Filters tile by tile; the result equals the filter of the whole array. OUTPUT has the axes, dtype, chunks and
-    compression of INPUT, and appears when it is complete. Needs the extra dask.
+    compression of INPUT. It appears, and replaces an existing one, when it is complete. Needs the extra dask.
 
     Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """

@@ -183,8 +183,8 @@ def segment(
 ) -> None:
     """Make rough labels follow the edges of photos.
 
-    LABELS is an image with one color per label; black and transparent pixels are unknown. The numbers do not apply to
-    --trimap. Overwrites OUTPUT atomically; results in a folder are PNG. Needs the extra images.
+    LABELS is an image with one color per label; black and transparent pixels are unknown. --trimap takes none of the
+    numbers. Overwrites OUTPUT atomically; results in a folder are PNG. Needs the extra images.
 
     Example: permutohedral image segment photo.jpg labels.png out.png --overlay overlay.png
 

@@ -17,7 +17,7 @@ import dask.config
 import numpy as np
 import torch
 
-from permutohedral.errors import MemoryLimitError
+from permutohedral.errors import InputError, MemoryLimitError
 from permutohedral.lattice.memory import available_memory, forecast_memory
 
 # environment of the workers before they start
@@ -63,13 +63,24 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
 
     Yields:
         a `distributed.Client`.
-    """
-    from distributed import Client, LocalCluster
 
+    Raises:
+        InputError: `memory` is less than a worker needs before its first task.
+    """
+    from dask.utils import parse_bytes
+    from distributed import Client, LocalCluster
+    from distributed.utils import silence_logging_cmgr
+
+    if memory is not None and 0 < parse_bytes(memory) <= _PACKAGE_BYTES:
+        raise InputError(
+            f"memory is {memory}, but a worker needs {_PACKAGE_BYTES >> 20} MiB before its first task; pass 1GiB or so"
+        )
     environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **_ENVIRONMENT}
     with dask.config.set({**_SETTINGS, "distributed.nanny.pre-spawn-environ": environment}), ExitStack() as stack:
+        # the cluster restores the level before its last messages
+        stack.enter_context(silence_logging_cmgr(logging.ERROR))
         # a cluster that is interrupted while it starts raises another error when it is closed
-        with _interrupt_later():
+        with interrupt_later(), _interrupts_masked():
             cluster = LocalCluster(
                 n_workers=workers or os.cpu_count(),
                 threads_per_worker=1,
@@ -84,14 +95,29 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
 
 
 @contextmanager
-def _interrupt_later() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends; threads and processes that start in the block ignore it for ever."""
-    # Windows has no masks of signals, and other threads get no signals
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+def interrupt_later() -> Iterator[None]:
+    """Delay Ctrl-C until the block ends, for libraries that an interruption leaves in disorder."""
+    # other threads get no signals
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _interrupts_masked() -> Iterator[None]:
+    """Let threads and processes that start in the block ignore Ctrl-C for ever."""
+    # Windows has no masks of signals
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     # inherited by threads and processes; the start of the tracker would end it in the thread that starts processes
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -99,9 +125,6 @@ def _interrupt_later() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-        if received:
-            signal.raise_signal(signal.SIGINT)
 
 
 def limit_worker_cache() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,11 @@ from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, 
 
 # letter of the time axis; times are filtered one by one
 TIMES = "T"
-# samples of a TIFF pixel are channels; pages of unknown meaning are slices
-_TIFF_AXES = {"S": "C", "I": "Z", "Q": "Z"}
+# samples of a TIFF pixel are channels; pages may have an unknown meaning
+_UNKNOWN = "?"
+_TIFF_AXES = {"S": "C", "I": _UNKNOWN, "Q": _UNKNOWN}
+# attribute of a result with the settings of its filter
+_SETTINGS = "permutohedral"
 _TIFF_SUFFIXES = (".tif", ".tiff", ".btf")
 
 
@@ -186,22 +190,41 @@ def _opened_tiff(path: Path) -> Iterator[Any]:
         store.close()
 
 
-def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
+def _check_axes(path: Path, shape: Sequence[int], stated: str) -> str:
+    axes = stated.replace(_UNKNOWN, "Z")
     if not axes:
         if may_have_channels(shape):
             raise InputError(f"axes are not stated by {path}, which has shape {tuple(shape)}; pass YXC, ZYX, ...")
-        axes = "TZYX"[-len(shape) :] if len(shape) <= 3 else ""
+        axes = SPATIAL[-len(shape) :] if len(shape) <= 3 else ""
     space = axes.replace(CHANNELS, "").replace(TIMES, "")
     if len(axes) != len(shape) or len(set(axes)) != len(axes) or not 1 <= len(space) <= 3:
         raise InputError(
             f"axes are {axes!r}, but {path} has shape {tuple(shape)}; pass a letter per axis: one to three for space, "
             "at most one C for channels, at most one T for times"
         )
+    # slices may be times, which are not filtered
+    if "Z" in axes and axes != stated:
+        warnings.warn(f"{path} does not state its axes, taken as {axes}; pass others as axes", stacklevel=3)
     return axes
 
 
-def create_store(folder: Path, source: ArraySource, block: Sequence[int]) -> None:
-    """Create an empty store with the metadata, compression and chunks of the source; of a TIFF at most `block`."""
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings that `create_store` stored, None if there is no such store or it has none."""
+    if not is_store(path):
+        return None
+    import zarr
+
+    with reading(f"the array {path}"):
+        found: Any = zarr.open(str(path), mode="r")
+        settings: dict[str, Any] | None = found.attrs.get(_SETTINGS)
+    return settings
+
+
+def create_store(folder: Path, source: ArraySource, block: Sequence[int], settings: Mapping[str, Any]) -> None:
+    """Create an empty store with the metadata, compression and chunks of the source; of a TIFF at most `block`.
+
+    `settings` are stored as an attribute, for `read_settings`.
+    """
     import zarr
 
     chunks = source.chunks
@@ -218,9 +241,11 @@ def create_store(folder: Path, source: ArraySource, block: Sequence[int]) -> Non
             if source.zarr_format == 3:
                 options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
     if source.kind != "ome":
-        zarr.create_array(str(folder), shape=source.shape, attributes=dict(source.attributes), **options)
+        attributes = {**source.attributes, _SETTINGS: settings}
+        zarr.create_array(str(folder), shape=source.shape, attributes=attributes, **options)
         return
-    zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_number_levels(source.attributes))
+    attributes = {**_number_levels(source.attributes), _SETTINGS: settings}
+    zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=attributes)
     for number, shape in enumerate((source.shape, *source.coarser)):
         zarr.create_array(str(folder), name=str(number), shape=shape, **options)
 

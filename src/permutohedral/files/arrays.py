@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from permutohedral.files import array_stores as stores
 from permutohedral.files import tiling
 from permutohedral.files.atomic import cannot_write
 from permutohedral.files.partial import PartialStore
-from permutohedral.files.settings import Progress, check_positive, to_path
+from permutohedral.files.settings import Progress, check_positive, digest, to_path
 from permutohedral.files.tasks import open_pool
 
 
@@ -33,7 +34,8 @@ class FilteredArray:
         axes: a letter per axis.
         tile: extents that are filtered in one call, without margins.
         margins: samples that were read on either side of a tile.
-        num_tiles: number of tiles, where the tiles of one chunk count as one.
+        num_tiles: number of tiles, where the tiles of one chunk count as one. If the output was complete before a call
+            with `resume`, it is 0, and `tile` and `margins` are empty.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +73,7 @@ def filter_array(
         workers: worker processes to start; 0 computes in this process.
         memory: limit per worker, such as "2GiB"; default: an equal share.
         scheduler: address of an existing Dask scheduler to use instead.
-        resume: whether to resume an interrupted call.
+        resume: whether to resume an interrupted call. A complete output is kept.
         progress: called with the number of finished tiles, their total, and the stage.
 
     Raises:
@@ -95,10 +97,18 @@ def filter_array(
     if target.exists() and not stores.is_store(target):
         raise InputError(f"output {target} exists and is not a Zarr store; pass another output")
     sigmas = _sigmas_in_samples(source, sigma_space, physical)
+    settings = {
+        "input": digest(asdict(source)),
+        "sigma_space": sigmas,
+        "sigma_color": float(sigma_color),
+        "last change of the input": source.last_change(),
+    }
     store = PartialStore(target)
     with store.locked():
+        if resume and store.is_complete(stores.read_settings, settings):
+            return FilteredArray(source.shape, source.axes, (), (), 0)
         with open_pool(workers, memory, scheduler) as pool:
-            job = _begin(_plan(source, target, sigmas, sigma_color), store, resume)
+            job = _begin(_plan(source, target, sigmas, sigma_color), store, settings, resume)
             write_block = delayed(job.write_block)
             for level in range(len(shapes)):
                 left = [index for index in job.blocks(level).indices() if not store.is_done((level, *index))]
@@ -131,17 +141,22 @@ class _Job:
 
     def write_block(self, level: int, index: tuple[int, ...]) -> None:
         """Compute and write one block, unless a lost worker has done it."""
+        from permutohedral.dask.workers import interrupt_later
+
         store, part = PartialStore(self.target), (level, *index)
         if not store.is_done(part):
             region = self.blocks(level).tile(index).write
             result = self._average(level, region) if level else self._filter(region)
-            with store.writing(part):
+            with interrupt_later(), store.writing(part):
                 stores.write_region(store.folder / self.source.result_member(level), region, result)
 
     def _average(self, level: int, region: tiling.Region) -> np.ndarray:
+        from permutohedral.dask.workers import interrupt_later
+
         finer, coarser = (self.source.shape, *self.source.coarser)[level - 1 : level + 1]
         before = PartialStore(self.target).folder / self.source.result_member(level - 1)
-        return stores.average_region(before, region, stores.downsampling_factors(finer, coarser))
+        with interrupt_later():
+            return stores.average_region(before, region, stores.downsampling_factors(finer, coarser))
 
     def _filter(self, region: tiling.Region) -> np.ndarray:
         # the space before the region, its tiles, and the space after it
@@ -163,12 +178,14 @@ class _Job:
         return result
 
     def _filter_tile(self, tile: tiling.Tile) -> np.ndarray:
-        from permutohedral.dask.workers import limit_worker_cache
+        from permutohedral.dask.workers import interrupt_later, limit_worker_cache
 
         limit_worker_cache()
         source, space = self.source, self.source.space
         order = [*_axis(source, stores.TIMES), *space, *_axis(source, tiling.CHANNELS)]
-        block = source.read(tile.read).transpose(order)
+        # zarr prints errors of its event loop if it is interrupted
+        with interrupt_later():
+            block = source.read(tile.read).transpose(order)
         # a tile has one time; an array without channels gets one
         block = block.reshape(*(tile.read[axis].stop - tile.read[axis].start for axis in space), -1)
         run = partial(tiling.filter_bilateral_tile, sigma_space=self.sigma_space, sigma_color=self.sigma_color)
@@ -181,19 +198,13 @@ def _axis(source: stores.ArraySource, letter: str) -> list[int]:
     return [source.axes.index(letter)] if letter in source.axes else []
 
 
-def _begin(job: _Job, store: PartialStore, resume: bool) -> _Job:
+def _begin(job: _Job, store: PartialStore, settings: Mapping[str, Any], resume: bool) -> _Job:
     """Create the store, or resume what an interrupted call left, in its blocks."""
-    settings = {
-        "input": asdict(job.source),
-        "sigma_space": job.sigma_space,
-        "sigma_color": job.sigma_color,
-        "last change of the input": job.source.last_change(),
-    }
     block = store.begin(settings, resume)
     if block is not None:
         return replace(job, block=tuple(block))
     try:
-        stores.create_store(store.folder, job.source, job.block)
+        stores.create_store(store.folder, job.source, job.block, settings)
     except OSError as error:
         raise cannot_write(store.target, error) from error
     store.record(settings, job.block)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,11 @@ from permutohedral.files.settings import reading
 _LABEL_NAMES = ("classification", "class", "label", "scalar_Classification")
 # suffixes, and the format behind each
 _FORMATS = {".laz": "las", ".las": "las", ".ply": "ply", ".npz": "npz"}
+
+# errors of laspy and lazrs if a file ends before its last point
+_EARLY_ENDS = ("failed to fill whole buffer", "buffer size must be a multiple", "'LasZipVlr' could not be found")
+# owner of the record of a .las file that holds the settings of its smoothing
+_SETTINGS = "permutohedral"
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,18 @@ def check_point_count(path: str | Path, found: int, promised: int) -> None:
         raise DataError(f"{path} is truncated: {promised - found} of {promised} points are missing; copy it again")
 
 
+@contextmanager
+def reading_las(path: str | Path) -> Iterator[None]:
+    """Raise `DataError` for any error of laspy in the block, also if a file is truncated."""
+    try:
+        with reading(f"the point cloud {path}"):
+            yield
+    except DataError as error:
+        if any(end in error.message for end in _EARLY_ENDS):
+            raise DataError(f"{path} is truncated: points are missing; copy it again") from error
+        raise
+
+
 def _class_numbers(labels: NDArray[Any]) -> Tensor | None:
     """Return classes as uint8, or None if a number is not one of the LAS standard."""
     if labels.dtype.kind not in "buif":
@@ -90,8 +109,8 @@ def _class_numbers(labels: NDArray[Any]) -> Tensor | None:
 def _read_las(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     import laspy
 
-    content = laspy.read(path)
-    with laspy.open(path) as reader:
+    with reading_las(path), laspy.open(path) as reader:
+        content = laspy.read(path)
         check_point_count(path, len(content.points), reader.header.point_count)
     labels = np.asarray(content.classification)
     # 0 is "created, never classified"
@@ -158,6 +177,30 @@ def _copy_las(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
         content.write(file, do_compress=target.suffix.lower() == ".laz")
 
 
+def header_with_settings(header: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a copy of a header of laspy with a record of settings."""
+    import laspy
+
+    header = copy.deepcopy(header)
+    for record in header.vlrs.get_by_id(_SETTINGS):
+        header.vlrs.remove(record)
+    header.vlrs.append(laspy.VLR(_SETTINGS, 1, "settings", json.dumps(settings).encode()))
+    return header
+
+
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings that `header_with_settings` stored, None if there is no such file or it has none."""
+    import laspy
+
+    try:
+        with laspy.open(path) as reader:
+            records = reader.header.vlrs.get_by_id(_SETTINGS)
+    except (FileNotFoundError, laspy.LaspyException):
+        return None
+    settings: dict[str, Any] | None = json.loads(records[0].record_data) if records else None
+    return settings
+
+
 @contextmanager
 def las_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for laspy to write, and raise the error of the disk that its compressor hides."""
@@ -199,7 +242,22 @@ def _copy_ply(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
     labelled[name] = numbers
     described = PlyElement.describe(labelled, "vertex", comments=content["vertex"].comments)
     content.elements = [described if each.name == "vertex" else each for each in content.elements]
-    content.write(str(target))
+    if content.text:
+        _write_text(content, target)
+    else:
+        content.write(str(target))
+
+
+def _write_text(content: Any, target: Path) -> None:
+    """Write an ASCII `.ply` with the shortest numbers that are read back exactly; plyfile writes 18 digits."""
+    with open(target, "w", encoding="ascii", newline="\n") as file:
+        file.write(f"{content.header}\n")
+        for element in content.elements:
+            for row in element.data:
+                words: list[Any] = []
+                for value in row:
+                    words += [len(value), *value] if isinstance(value, np.ndarray) else [value]
+                file.write(" ".join(map(str, words)) + "\n")
 
 
 def _copy_npz(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from permutohedral.files import cloud_formats, cloud_models, cloud_scenes
 from permutohedral.files.atomic import replacing, write_bytes
 from permutohedral.files.cloud_scenes import Cropping, Scene
 from permutohedral.files.partial import PartialStore, check_settings
-from permutohedral.files.settings import Progress, check_positive, choose_device, reading, to_path
+from permutohedral.files.settings import Progress, check_positive, choose_device, digest, reading, to_path
 from permutohedral.files.tasks import TaskPool, open_pool
 from permutohedral.files.tiling import cast_rounded, working_dtype
 
@@ -59,7 +60,7 @@ def smooth_cloud(
         workers: worker processes to start; 0 computes in this process.
         memory: limit per worker, such as "2GiB"; default: an equal share.
         scheduler: address of an existing Dask scheduler to use instead.
-        resume: whether to resume an interrupted call.
+        resume: whether to resume an interrupted call. A complete output is kept.
         progress: called with the number of finished chunks, their total, and the stage.
 
     Returns:
@@ -78,10 +79,17 @@ def smooth_cloud(
     scan = _open_scan(input, field)
     # absolute, since workers may run in other folders
     store = PartialStore(output.resolve())
+    settings = {
+        "input": digest(asdict(scan)),
+        "sigma_space": float(sigma_space),
+        "field": field,
+        "last change of the input": input.stat().st_mtime_ns,
+    }
     with store.locked():
+        if resume and store.is_complete(cloud_formats.read_settings, settings):
+            return scan.num_points
         with open_pool(workers, memory, scheduler) as pool:
             chunks = _divide(scan)
-            settings = {"input": asdict(scan), "sigma_space": sigma_space, "last change": input.stat().st_mtime_ns}
             division = store.begin(settings, resume)
             if division is None:
                 store.record(settings, chunks)
@@ -92,7 +100,7 @@ def smooth_cloud(
                 tasks = _smoothing_tasks(scan, chunks, left, sigma_space, store, pool)
                 pool.run(tasks, f"smoothing {input.name}", progress)
         with replacing(output) as partial:
-            _assemble(scan, chunks, store, partial)
+            _assemble(scan, chunks, store, partial, settings)
         store.remove()
     return scan.num_points
 
@@ -119,7 +127,7 @@ class _Scan:
         import laspy
 
         first, last = chunk
-        with reading(f"the point cloud {self.path}"), laspy.open(self.path) as reader:
+        with cloud_formats.reading_las(self.path), laspy.open(self.path) as reader:
             reader.seek(first)
             points = reader.read_points(last - first)
         cloud_formats.check_point_count(self.path, len(points), last - first)
@@ -212,14 +220,21 @@ def _write_chunk(smooth: NDArray[Any], target: str, number: int) -> None:
         file.write(np.ascontiguousarray(smooth).data)
 
 
-def _assemble(scan: _Scan, chunks: list[tuple[int, int]], store: PartialStore, target: Path) -> None:
-    """Write the scan with the results of all chunks."""
+def _assemble(
+    scan: _Scan, chunks: list[tuple[int, int]], store: PartialStore, target: Path, settings: Mapping[str, Any]
+) -> None:
+    """Write the scan with the results of all chunks, and the settings."""
     import laspy
 
     with (
         laspy.open(scan.path) as reader,
         cloud_formats.las_file(target) as file,
-        laspy.open(file, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
+        laspy.open(
+            file,
+            mode="w",
+            header=cloud_formats.header_with_settings(reader.header, settings),
+            do_compress=target.suffix.lower() == ".laz",
+        ) as writer,
     ):
         for number, (first, last) in enumerate(chunks):
             points = reader.read_points(last - first)
@@ -365,6 +380,8 @@ def train_cloud(
     network.train().to(where)
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.001, fused=where.type == "cuda")
     checkpoint = output.with_name(output.name + ".checkpoint")
+    if checkpoint.is_file() and not resume:
+        warnings.warn(f"{checkpoint}, left by an earlier call, is overwritten; resume would continue it", stacklevel=2)
     first = _load_checkpoint(checkpoint, network, optimizer, settings) if resume and checkpoint.is_file() else 0
     # a thread for each backward pass takes a third of the time of small kernels on a GPU
     with torch.autograd.set_multithreading_enabled(False):

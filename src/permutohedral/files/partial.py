@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,22 +65,36 @@ class PartialStore:
                 path.unlink(missing_ok=True)
             lock.release()
 
+    def is_complete(
+        self, read_settings: Callable[[Path], Mapping[str, Any] | None], settings: Mapping[str, Any]
+    ) -> bool:
+        """Return whether the target has the result, so that there is nothing to resume, and warn if so.
+
+        `read_settings` returns the settings that the target was written with, or None; settings that differ raise.
+        """
+        finished = None if self._settings_path.is_file() else read_settings(self.target)
+        if finished is None:
+            return False
+        check_settings(self.target, finished, settings)
+        warnings.warn(f"{self.target} is complete", stacklevel=3)
+        return True
+
     def begin(self, settings: Mapping[str, Any], resume: bool) -> Any:
         """Create the folder, or resume what an interrupted call left.
 
         `settings` is everything that determines the result, as JSON; resuming with others raises. Without `resume`, a
-        folder of an interrupted call is deleted with a warning. Returns the division that `record` stored if the call
-        resumes.
+        folder of an interrupted call is deleted with a warning. If the target exists, a warning says that it will be
+        replaced. Returns the division that `record` stored if the call resumes.
         """
         notes = self.folder / _NOTES
-        if resume and (notes / "settings.json").is_file():
-            begun, division = json.loads((notes / "settings.json").read_text())
+        if resume and self._settings_path.is_file():
+            begun, division = json.loads(self._settings_path.read_text())
             check_settings(self.folder, begun, settings)
             return division
         if self.folder.exists() and not notes.is_dir():
             raise InputError(f"output needs {self.folder}, which was not created by permutohedral; move or delete it")
         try:
-            if (notes / "settings.json").is_file():
+            if self._settings_path.is_file():
                 message = f"{self.folder}, left by an interrupted call, is deleted; resume would continue it"
                 warnings.warn(message, stacklevel=3)
             if self.folder.exists():
@@ -88,11 +102,13 @@ class PartialStore:
             (notes / "parts").mkdir(parents=True)
         except OSError as error:
             raise cannot_write(self.target, error) from error
+        if self.target.exists():
+            warnings.warn(f"{self.target} exists, and is replaced when the new result is complete", stacklevel=3)
         return None
 
     def record(self, settings: Mapping[str, Any], division: Any) -> None:
         """Store settings and division, so that later calls can resume."""
-        write_bytes(self.folder / _NOTES / "settings.json", json.dumps([settings, division]).encode())
+        write_bytes(self._settings_path, json.dumps([settings, division]).encode())
 
     def is_done(self, part: tuple[int, ...]) -> bool:
         """Return whether a part was written."""
@@ -129,6 +145,10 @@ class PartialStore:
     def remove(self) -> None:
         """Delete the folder."""
         shutil.rmtree(self.folder)
+
+    @property
+    def _settings_path(self) -> Path:
+        return self.folder / _NOTES / "settings.json"
 
     def _mark(self, part: tuple[int, ...]) -> Path:
         return self.folder / _NOTES / "parts" / ".".join(map(str, part))

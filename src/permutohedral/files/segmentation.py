@@ -33,6 +33,8 @@ _GRABCUT_LEVELS, _GRABCUT_BACKGROUND = {0, 64, 128, 255}, 64
 # iterations between two reports; each call of the field costs about one iteration more
 _ITERATIONS_PER_REPORT = 5
 _GPU_BATCH_SIZE = 8
+# a gray map with more labels may be a photo
+_MANY_LABELS = 64
 # largest difference of a channel from gray in a trimap
 _MOST_COLOR = 0.1
 
@@ -137,6 +139,12 @@ def segment_image(
     warn_of_large_sigma(sigma_color)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
     kind = next(name for name, place in places.items() if place is not None)
+    ignored = [name for name, value in asdict(settings).items() if value != getattr(_DEFAULTS, name)]
+    if kind == "probabilities":
+        ignored = [name for name in ignored if name == "certainty"]
+    if kind != "labels" and (ignored or black_is_a_label):
+        names = ", ".join((*ignored, *["black_is_a_label"] * black_is_a_label))
+        raise InputError(f"{kind} conflicts with {names}, which would have no effect; leave them out")
     stored: dict[str, object] = {"input": kind, "black_is_a_label": black_is_a_label}
     stored |= {name: float(value) for name, value in asdict(settings).items()}
     # in a folder results are PNG, since labels need exact colors
@@ -166,7 +174,7 @@ def segment_image(
             assert label_place is not None
             path = batch.find_companion(label_place, source)
             before = label_maps.read_label_map(path, black_is_a_label)
-            _warn_of_trimap(path, before)
+            _warn_of_other_images(path, before)
             check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
             energies = ph.crf.energies_from_labels(
                 before.labels, len(before.colors), certainty=certainty, unknown=label_maps.UNKNOWN
@@ -230,8 +238,13 @@ def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[labe
     )
 
 
-def _warn_of_trimap(path: Path, given: label_maps.LabelMap) -> None:
-    """Warn if a label map has the gray levels of a trimap."""
+def _warn_of_other_images(path: Path, given: label_maps.LabelMap) -> None:
+    """Warn if a label map has the gray levels of a trimap, or as many as a photo."""
+    if len(given.colors) > _MANY_LABELS and given.channels == 1 and not given.palette:
+        warnings.warn(
+            f"{path} has {len(given.colors)} gray levels, each used as a label; pass a label map if it is a photo",
+            stacklevel=2,
+        )
     levels = set((given.colors * given.levels).round().int().flatten().tolist())
     if len(given.colors) == 3 and levels == _GRABCUT_LEVELS - {0} and bool((given.labels == label_maps.UNKNOWN).any()):
         warnings.warn(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from permutohedral.errors import DataError, InputError, PermutohedralError
 
@@ -57,6 +59,11 @@ def check_positive(name: str, value: float) -> None:
     """Raise `InputError` unless a number is positive and finite."""
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"{name} is {value}; pass a positive, finite number")
+
+
+def digest(description: Any) -> str:
+    """Return a hash of JSON data, to recognize an input without storing its path in the output."""
+    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:
