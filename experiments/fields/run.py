@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -191,29 +190,37 @@ def train(field: Field, task: Task, config: FieldsConfig, options: RunOptions, s
 
 
 def tune(configs: list[FieldsConfig], options: RunOptions, log: Log) -> list[FieldsConfig]:
-    """Choose learning rate and finest level of each row on another field, and write `tuning/ROW.json`.
+    """Choose the learning rate of each row, then its finest level, on another field; write `tuning/ROW.json`.
 
-    Every encoding has nine settings. A training has half the steps, the middle dimension and the smallest table.
+    Every row has five trainings of half the steps but at least 160, with the middle dimension and the smallest table.
     """
-    chosen = []
-    for config in configs:
-        d, power = config.dimensions[len(config.dimensions) // 2], config.table_sizes[0]
-        scores: dict[tuple[float, float], float] = {}
-        for rate, finest in itertools.product(LEARNING_RATES[config.encoding], FINEST[config.task]):
-            training = replace(config.training, steps=config.training.steps // 2, learning_rate=rate)
-            options_of_trial = {"test_points": config.test_points // 8, "validation": True, "seed": 1000}
-            trial = replace(config, training=training, finest=finest, **options_of_trial)
-            task = make_task(trial, d, options)
+    return [_tune_row(config, options, log) for config in configs]
+
+
+def _tune_row(config: FieldsConfig, options: RunOptions, log: Log) -> FieldsConfig:
+    d, power = config.dimensions[len(config.dimensions) // 2], config.table_sizes[0]
+    steps = min(config.training.steps, max(160, config.training.steps // 2))
+    trial = replace(config, test_points=config.test_points // 8, validation=True, seed=1000)
+    task = make_task(trial, d, options)
+    scores: dict[tuple[float, float], float] = {}
+
+    def score(rate: float, finest: float) -> float:
+        if (rate, finest) not in scores:
+            training = replace(config.training, steps=steps, learning_rate=rate)
+            setting = replace(trial, training=training, finest=finest)
+            field = build_field(setting, d, 2**power, task).to(options.device)
             with TemporaryDirectory() as folder:
-                field = build_field(trial, d, 2**power, task).to(options.device)
-                found = train(field, task, trial, replace(options, output=Path(folder), resume=False), "")
+                found = train(field, task, setting, replace(options, output=Path(folder), resume=False), "")
             scores[rate, finest] = found[task.score]
             log(f"{config.name}: learning rate {rate:g}, finest level {finest:g}: {task.score} {found[task.score]:.5g}")
-        rate, finest = (min if task.score == "near" else max)(scores, key=lambda setting: scores[setting])
-        table = {f"{rate:g}, {finest:g}": score for (rate, finest), score in scores.items()}
-        write_json(options.output / "tuning" / f"{config.name}.json", {task.score: table})
-        chosen.append(replace(config, training=replace(config.training, learning_rate=rate), finest=finest))
-    return chosen
+        return scores[rate, finest]
+
+    best, levels = min if task.score == "near" else max, FINEST[config.task]
+    rate = best(LEARNING_RATES[config.encoding], key=lambda rate: score(rate, levels[1]))
+    finest = best(levels, key=lambda finest: score(rate, finest))
+    table = {f"{rate:g}, {finest:g}": value for (rate, finest), value in scores.items()}
+    write_json(options.output / "tuning" / f"{config.name}.json", {task.score: table, "steps": steps})
+    return replace(config, training=replace(config.training, learning_rate=rate), finest=finest)
 
 
 def _examples_path(name: str, seed: int, options: RunOptions) -> Path:
