@@ -233,7 +233,7 @@ class Surface(Task):
         on, off = values.split(len(cloud))
         eikonal = (gradients.norm(dim=1) - 1).square().mean()
         aligned = (gradients[: len(cloud)] - normals).norm(dim=1).mean()
-        loss: Tensor = 30 * on.abs().mean() + aligned + eikonal + 0.5 * torch.sigmoid(-50 * off).mean()
+        loss: Tensor = 30 * on.abs().mean() + aligned + eikonal + 0.1 * torch.sigmoid(-50 * off).mean()
         return loss
 
     def evaluate(self, field: Function, points: int) -> dict[str, float]:
