@@ -65,11 +65,12 @@ def count_rows(positions: Tensor, sigma: float, table_size: int, bounds: tuple[f
     """Count the rows that positions reach at one level, and the lattice points; axes have different sigmas."""
     dimension = positions.shape[1]
     sigmas, shifts = sigma * np.linspace(1.0, 1.3, dimension)[None], np.linspace(0.1, 0.7, dimension)[None]
-    options = {"table_size": table_size, "features_per_level": 1, "sigmas": sigmas, "shifts": shifts}
+    options: dict[str, Any] = {"table_size": table_size, "features_per_level": 1, "sigmas": sigmas, "shifts": shifts}
     layer = make(dimension, num_levels=1, bounds=bounds, **options)
     layer(positions).sum().backward()
     assert layer.table.grad is not None
-    keys, _ = encoding_oracle.find_simplices((to_numpy(positions).astype(np.longdouble) + shifts) / sigmas)
+    places = (to_numpy(positions) + shifts) / sigmas
+    keys, _ = encoding_oracle.find_simplices(places.astype(np.longdouble))
     return int((layer.table.grad != 0).sum()), len(np.unique(keys.reshape(-1, dimension), axis=0))
 
 
