@@ -33,7 +33,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     parser.add_argument(
-        "--first", metavar="ACTION", help="cross_validate (denoising: choose the scale) or time_steps (lidar)"
+        "--first",
+        metavar="ACTION",
+        help="cross_validate (denoising: choose the scale), time_steps (lidar) or tune (fields: choose settings)",
     )
     return parser
 

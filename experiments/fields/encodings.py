@@ -90,7 +90,7 @@ class FrequencyEncoding(nn.Module):
 
     def __init__(self, resolutions: Tensor) -> None:
         super().__init__()
-        octaves = torch.arange(int(resolutions.max().log2()))
+        octaves = torch.arange(round(float(resolutions.max().log2())))
         self.register_buffer("frequencies", math.pi * 2.0**octaves)
 
     def forward(self, positions: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +18,29 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 import permutohedral as ph
-from experiments.experiment import Experiment
+from experiments.experiment import Experiment, Log
 from experiments.fields.encodings import Field, FrequencyEncoding, HashGrid, level_resolutions, permutohedral_encoding
 from experiments.fields.tasks import Image, LightField, Surface, Task, Waves
 from experiments.report import TITLE, Column, Page, Table, by_row, new_figure
-from experiments.results import FORBID_EXTRA, Result, replacing, weights_path, write_weights
+from experiments.results import FORBID_EXTRA, Result, replacing, weights_path, write_json, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
 
 TaskName = Literal["image", "surface", "light", "waves"]
 EncodingName = Literal["permutohedral", "grid", "frequency"]
 
+# the settings of --first tune
+LEARNING_RATES = {
+    "permutohedral": (0.003, 0.01, 0.03),
+    "grid": (0.003, 0.01, 0.03),
+    "frequency": (0.001, 0.003, 0.01),
+}
+FINEST = {
+    "image": (512.0, 1024.0, 2048.0),
+    "surface": (32.0, 64.0, 128.0),
+    "light": (32.0, 64.0, 128.0),
+    "waves": (8.0, 16.0, 32.0),
+}
 # scores during a training, before the last one
 _MARKS = 7
 CAPTIONS = {
@@ -59,6 +73,7 @@ class FieldsConfig:
         test_points: positions to evaluate on.
         backend: of our encoding; "reference" is plain torch.
         compiled: train with `torch.compile`, which has no second derivatives for "surface".
+        validation: learn another field of the same kind, to choose settings on.
         seed: of weights, shifts and batches.
     """
 
@@ -79,6 +94,7 @@ class FieldsConfig:
     test_points: int = 2**17
     backend: Literal["auto", "reference"] = "auto"
     compiled: bool = False
+    validation: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,10 +108,10 @@ class FieldsConfig:
 def make_task(config: FieldsConfig, d: int, options: RunOptions) -> Task:
     """Return the field to learn."""
     if config.task == "image":
-        return Image(options.device, config.photographs, options.data)
+        return Image(options.device, config.photographs, options.data, config.validation)
     if config.task == "surface":
-        return Surface(options.device, cloud=2**18)
-    return (LightField if config.task == "light" else Waves)(d, options.device)
+        return Surface(options.device, 2**18, config.validation)
+    return (LightField if config.task == "light" else Waves)(d, options.device, config.validation)
 
 
 def build_field(config: FieldsConfig, d: int, table_size: int, task: Task) -> Field:
@@ -173,6 +189,40 @@ def train(field: Field, task: Task, config: FieldsConfig, options: RunOptions, s
     }
 
 
+def tune(configs: list[FieldsConfig], options: RunOptions, log: Log) -> list[FieldsConfig]:
+    """Choose the learning rate of each row, then its finest level, on another field; write `tuning/ROW.json`.
+
+    Every row has five trainings of half the steps but at least 160, with the middle dimension and the smallest table.
+    """
+    return [_tune_row(config, options, log) for config in configs]
+
+
+def _tune_row(config: FieldsConfig, options: RunOptions, log: Log) -> FieldsConfig:
+    d, power = config.dimensions[len(config.dimensions) // 2], config.table_sizes[0]
+    steps = min(config.training.steps, max(160, config.training.steps // 2))
+    trial = replace(config, test_points=config.test_points // 8, validation=True, seed=1000)
+    task = make_task(trial, d, options)
+    scores: dict[tuple[float, float], float] = {}
+
+    def score(rate: float, finest: float) -> float:
+        if (rate, finest) not in scores:
+            training = replace(config.training, steps=steps, learning_rate=rate)
+            setting = replace(trial, training=training, finest=finest)
+            field = build_field(setting, d, 2**power, task).to(options.device)
+            with TemporaryDirectory() as folder:
+                found = train(field, task, setting, replace(options, output=Path(folder), resume=False), "")
+            scores[rate, finest] = found[task.score]
+            log(f"{config.name}: learning rate {rate:g}, finest level {finest:g}: {task.score} {found[task.score]:.5g}")
+        return scores[rate, finest]
+
+    best, levels = min if task.score == "near" else max, FINEST[config.task]
+    rate = best(LEARNING_RATES[config.encoding], key=lambda rate: score(rate, levels[1]))
+    finest = best(levels, key=lambda finest: score(rate, finest))
+    table = {f"{rate:g}, {finest:g}": value for (rate, finest), value in scores.items()}
+    write_json(options.output / "tuning" / f"{config.name}.json", {task.score: table, "steps": steps})
+    return replace(config, training=replace(config.training, learning_rate=rate), finest=finest)
+
+
 def _examples_path(name: str, seed: int, options: RunOptions) -> Path:
     return options.output / "examples" / f"{name}-{seed}.npz"
 
@@ -235,4 +285,4 @@ def draw(task: str, results: Sequence[Result], options: RunOptions) -> Any:
     return figure
 
 
-EXPERIMENTS = {"fields": Experiment("fields", FieldsConfig, run, report)}
+EXPERIMENTS = {"fields": Experiment("fields", FieldsConfig, run, report, actions={"tune": tune})}

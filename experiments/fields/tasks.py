@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.data.bsds500 import load_colors
+from experiments.data.bsds500 import Split, load_colors
 from experiments.quality import psnr
 
 Function = Callable[[Tensor], Tensor]
@@ -27,12 +27,13 @@ class Task:
     Args:
         d: of the positions.
         device: of all tensors.
+        validation: take another field of this kind, to choose settings on.
     """
 
     channels, smooth, score = 3, False, "psnr"
 
-    def __init__(self, d: int, device: torch.device) -> None:
-        self.d, self.device = d, device
+    def __init__(self, d: int, device: torch.device, validation: bool = False) -> None:
+        self.d, self.device, self.validation = d, device, validation
 
     def positions(self, points: int, generator: torch.Generator) -> Tensor:
         """Draw positions."""
@@ -85,9 +86,9 @@ class Image(Task):
         folder: of the data sets.
     """
 
-    def __init__(self, device: torch.device, photographs: int, folder: Path | None) -> None:
-        super().__init__(2, device)
-        self.pixels = mosaic(photographs, folder).to(device)
+    def __init__(self, device: torch.device, photographs: int, folder: Path | None, validation: bool = False) -> None:
+        super().__init__(2, device, validation)
+        self.pixels = mosaic("test" if validation else "train", photographs, folder).to(device)
 
     def positions(self, points: int, generator: torch.Generator) -> Tensor:
         """Draw centers of pixels."""
@@ -107,11 +108,11 @@ class Image(Task):
 
 
 @lru_cache(maxsize=1)
-def mosaic(photographs: int, folder: Path | None) -> Tensor:
+def mosaic(split: Split, photographs: int, folder: Path | None) -> Tensor:
     """Return photographs next to each other, uint8 `[height, width, 3]`."""
     pictures = [
         image if image.shape[1] < image.shape[2] else image.transpose(1, 2)
-        for image in load_colors("train", folder, photographs).values()
+        for image in load_colors(split, folder, photographs).values()
     ]
     across = max(1, math.isqrt(photographs * 11 // 12))
     rows = [torch.cat(pictures[i : i + across], dim=2) for i in range(0, len(pictures) - across + 1, across)]
@@ -121,9 +122,9 @@ def mosaic(photographs: int, folder: Path | None) -> Tensor:
 class Waves(Task):
     """A field of any dimension: sines of sums of waves that run in random directions, of one length for all d."""
 
-    def __init__(self, d: int, device: torch.device) -> None:
-        super().__init__(d, device)
-        generator = torch.Generator().manual_seed(d)
+    def __init__(self, d: int, device: torch.device, validation: bool = False) -> None:
+        super().__init__(d, device, validation)
+        generator = torch.Generator().manual_seed(d + 100 * validation)
         directions = F.normalize(torch.randn(8, d, generator=generator), dim=1)
         self.waves = (2 * math.pi * directions).T.to(device)
         self.mixed = 0.5 * torch.randn(8, 3, generator=generator).to(device)
@@ -143,6 +144,8 @@ class LightField(Task):
         """Trace rays: `[points, d]` with the coordinates (up, right) of both planes and the time between them."""
         camera, plane = positions[:, :2] - 0.5, positions[:, -2:] - 0.5
         time = positions[:, 2] if self.d == 5 else torch.full_like(camera[:, 0], 0.5)
+        # balls of different sizes are in front then
+        time = time + 1.5 * self.validation
         origins = torch.stack([camera[:, 1], torch.full_like(time, -3.0), 0.9 - 0.6 * camera[:, 0]], dim=1)
         targets = torch.stack([2.2 * plane[:, 1], torch.zeros_like(time), 0.55 - 2.0 * plane[:, 0]], dim=1)
         return trace(origins, F.normalize(targets - origins, dim=1), time, bounces=1)
@@ -191,8 +194,9 @@ class Surface(Task):
 
     channels, smooth, score = 1, True, "near"
 
-    def __init__(self, device: torch.device, cloud: int) -> None:
-        super().__init__(3, device)
+    def __init__(self, device: torch.device, cloud: int, validation: bool = False) -> None:
+        super().__init__(3, device, validation)
+        self.ring, self.tube, self.ball = (0.18, 0.03, 0.02) if validation else (0.17, 0.04, 0.03)
         self.cloud, self.normals = self.sample(cloud, torch.Generator(device).manual_seed(0))
 
     def sample(self, points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -208,13 +212,13 @@ class Surface(Task):
         for center, axis in ((0.27, 2), (0.5, 1), (0.73, 2)):
             offset = positions - torch.tensor([center, 0.5, 0.5], device=self.device)
             flat = offset[:, [other for other in range(3) if other != axis]].norm(dim=1)
-            distances.append(torch.hypot(flat - 0.17, offset[:, axis]) - 0.04)
+            distances.append(torch.hypot(flat - self.ring, offset[:, axis]) - self.tube)
         middle = torch.tensor([0.5, 0.5, 0.15], device=self.device)
         beyond = (positions - middle).abs() - torch.tensor([0.34, 0.23, 0.04], device=self.device)
         distances.append(beyond.clamp_min(0).norm(dim=1) + beyond.amax(dim=1).clamp_max(0) - 0.02)
         nearest = ((positions[:, :2] - 0.15) / 0.1).round().clamp(0, 7) * 0.1 + 0.15
         height = positions[:, 2:] - 0.82
-        distances.append(torch.cat([positions[:, :2] - nearest, height], dim=1).norm(dim=1) - 0.03)
+        distances.append(torch.cat([positions[:, :2] - nearest, height], dim=1).norm(dim=1) - self.ball)
         return torch.stack(distances, dim=1).amin(dim=1, keepdim=True)
 
     def batch(self, points: int, seed: int) -> tuple[Tensor, ...]:
@@ -229,7 +233,7 @@ class Surface(Task):
         on, off = values.split(len(cloud))
         eikonal = (gradients.norm(dim=1) - 1).square().mean()
         aligned = (gradients[: len(cloud)] - normals).norm(dim=1).mean()
-        loss: Tensor = 30 * on.abs().mean() + aligned + eikonal + 0.5 * torch.sigmoid(-50 * off).mean()
+        loss: Tensor = 30 * on.abs().mean() + aligned + eikonal + 0.1 * torch.sigmoid(-50 * off).mean()
         return loss
 
     def evaluate(self, field: Function, points: int) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,13 +73,14 @@ def test_rows_of_a_task_have_equal_parameters() -> None:
     assert counts[2] == counts[3]
 
 
-def test_surface_is_a_distance() -> None:
-    surface = Surface(CPU, cloud=2000)
+@pytest.mark.parametrize("validation", [False, True])
+def test_surface_is_a_distance(validation: bool) -> None:
+    surface = Surface(CPU, 2000, validation)
     torch.testing.assert_close(surface.values(surface.cloud), torch.zeros(2000, 1), atol=1e-5, rtol=0)
     positions = torch.rand(500, 3, generator=torch.Generator().manual_seed(1))
     distances, gradients = value_and_gradient(surface.values, positions)
     torch.testing.assert_close(gradients.norm(dim=1), torch.ones(500), atol=1e-4, rtol=0)
-    nearest = torch.cdist(positions, Surface(CPU, cloud=100_000).cloud).amin(dim=1)
+    nearest = torch.cdist(positions, Surface(CPU, 100_000, validation).cloud).amin(dim=1)
     assert ((nearest - distances[:, 0].abs()).abs() < 0.02).all()
     truth = {"near": 0.0, "anywhere": 0.0, "degrees": pytest.approx(0, abs=0.05)}
     assert surface.evaluate(surface.values, 1000) == truth
@@ -99,6 +102,26 @@ def test_image_is_a_mosaic_of_photographs() -> None:
     positions, values = image.batch(1000, seed=0)
     y, x = (positions * torch.tensor([height, width])).long().unbind(dim=1)
     torch.testing.assert_close(values, image.pixels[y, x] / 255)
+
+
+def test_fields_for_validation_are_others() -> None:
+    positions = torch.rand(100, 5, generator=torch.Generator().manual_seed(2))
+    for task in (Waves, LightField):
+        assert not torch.allclose(task(5, CPU).values(positions), task(5, CPU, validation=True).values(positions))
+    folder = data_folder("bsds500")
+    assert Image(CPU, 4, folder).pixels.float().mean() != Image(CPU, 4, folder, validation=True).pixels.float().mean()
+
+
+def test_tuning_keeps_the_best_of_five_settings(tmp_path: Path) -> None:
+    experiment, lines = load_experiment("fields"), list[str]()
+    options = RunOptions(tmp_path, device_name="cpu")
+    [config] = experiment.choose_rows(["waves_frequency"], smoke=True)
+    [chosen] = experiment.actions["tune"]([config], options, lines.append)
+    scores = json.loads((tmp_path / "tuning" / "waves_frequency.json").read_text())["psnr"]
+    assert len(scores) == len(lines) == 5
+    assert max(scores, key=scores.get) == f"{chosen.training.learning_rate:g}, {chosen.finest:g}"
+    training = replace(config.training, learning_rate=chosen.training.learning_rate)
+    assert chosen == replace(config, training=training, finest=chosen.finest)
 
 
 def test_a_perfect_field_scores_high() -> None:

@@ -61,19 +61,52 @@ def test_fine_levels_stay_precise() -> None:
     assert np.abs(to_numpy(layer(positions)) - expected).max() < 1e-3
 
 
-def test_levels_that_fit_have_no_collisions() -> None:
-    """Every lattice point within bounds has its own row; `bounds=None` hashes the same level."""
-    positions = 2 * positions_of(20_000, 3) - 1
-    shift = [[0.1, 0.2, 0.3]]
-    places = (to_numpy(positions).astype(np.longdouble) + np.array(shift)) / 0.09
-    keys, _ = encoding_oracle.find_simplices(places)
-    rows = {}
-    for bounds in ((-1.0, 1.0), None):
-        layer = make(3, num_levels=1, table_size=3000, sigmas=[0.09], shifts=shift, features_per_level=1, bounds=bounds)
-        layer(positions).sum().backward()
-        assert layer.table.grad is not None
-        rows[bounds] = int((layer.table.grad != 0).sum())
-    assert rows[None] < rows[-1.0, 1.0] == len(np.unique(keys.reshape(-1, 3), axis=0))
+def count_rows(positions: Tensor, sigma: float, table_size: int, bounds: tuple[float, float] | None) -> tuple[int, int]:
+    """Count the rows that positions reach at one level, and the lattice points; axes have different sigmas."""
+    dimension = positions.shape[1]
+    sigmas, shifts = sigma * np.linspace(1.0, 1.3, dimension)[None], np.linspace(0.1, 0.7, dimension)[None]
+    options: dict[str, Any] = {"table_size": table_size, "features_per_level": 1, "sigmas": sigmas, "shifts": shifts}
+    layer = make(dimension, num_levels=1, bounds=bounds, **options)
+    layer(positions).sum().backward()
+    assert layer.table.grad is not None
+    places = (to_numpy(positions) + shifts) / sigmas
+    keys, _ = encoding_oracle.find_simplices(places.astype(np.longdouble))
+    return int((layer.table.grad != 0).sum()), len(np.unique(keys.reshape(-1, dimension), axis=0))
+
+
+@pytest.mark.parametrize(
+    ("dimension", "sigma", "table_size", "bounds"),
+    [
+        (2, 0.0083, 2422, (0.0, 1.0)),
+        (3, 0.0112, 20656, (0.0, 1.0)),
+        (3, 0.09, 716, (-1.0, 1.0)),
+        (4, 0.032, 8727, (0.0, 1.0)),
+        (5, 0.065, 5067, (0.0, 1.0)),
+        (6, 0.084, 11085, (0.0, 1.0)),
+    ],
+)
+def test_levels_that_fit_have_no_collisions(
+    dimension: int, sigma: float, table_size: int, bounds: tuple[float, float]
+) -> None:
+    """Tables just large enough; the hash of `bounds=None` has collisions."""
+    inside = positions_of(30_000, dimension)
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64, device=DEVICE)] * dimension)
+    positions = bounds[0] + (bounds[1] - bounds[0]) * torch.cat([inside, corners.view(-1, dimension)])
+    rows, lattice_points = count_rows(positions, sigma, table_size, bounds)
+    assert rows == lattice_points
+    assert count_rows(positions, sigma, table_size, None)[0] < lattice_points
+
+
+@pytest.mark.parametrize(
+    ("dimension", "sigma", "table_size"), [(2, 0.0083, 512), (2, 0.0083, 499), (3, 0.0112, 4096), (5, 0.032, 4096)]
+)
+def test_points_that_share_a_row_lie_apart(dimension: int, sigma: float, table_size: int) -> None:
+    """Three times as many lattice points fill the table; those of a third of the cube have no collisions."""
+    positions = positions_of(40_000, dimension)
+    rows, lattice_points = count_rows(positions, sigma, table_size, (0.0, 1.0))
+    assert rows == table_size < lattice_points / 3
+    rows, lattice_points = count_rows(positions / 3 + 0.25, sigma, table_size, (0.0, 1.0))
+    assert rows == lattice_points > 100
 
 
 @pytest.mark.usefixtures("backend")

@@ -37,7 +37,7 @@ def level_tables(
     Args:
         sigmas, shifts: float64 `[levels, d]`, on the CPU.
         table_size: rows of the table of each level.
-        bounds: of the positions; levels whose lattice points there fit the table are numbered, the others hashed.
+        bounds: of the positions, whose lattice points are numbered; None hashes them.
 
     Returns:
         transforms: float64 `[levels, d, d + 1]`.
@@ -59,26 +59,42 @@ def level_tables(
         moved = matrix @ shift
         steps = np.floor(moved)
         transforms.append(np.column_stack([matrix, moved - steps]))
-        numbered = None if bounds is None else _number_box(transforms[-1], bounds, table_size)
-        row = numbered or [*hashed, sum(factor * int(step) for factor, step in zip(hashed, steps, strict=True))]
+        if bounds is None:
+            row = [*hashed, sum(factor * int(step) for factor, step in zip(hashed, steps, strict=True))]
+        else:
+            row = _number_points(transforms[-1], bounds, table_size)
         # as int32, which wraps around
         strides.append([(each + 2**31) % 2**32 - 2**31 for each in row])
     return torch.from_numpy(np.stack(transforms)), torch.tensor(strides, dtype=torch.int32, device="cpu")
 
 
-def _number_box(transform: NDArray[np.float64], bounds: tuple[float, float], table_size: int) -> list[int] | None:
-    """Return strides and base that number the lattice points within bounds, None if they do not fit the table."""
-    ends = transform[:, :-1, None] * np.array(bounds)
-    low = np.floor(ends.min(axis=2).sum(axis=1) + transform[:, -1] - _ROUNDING)
-    high = np.floor(ends.max(axis=2).sum(axis=1) + transform[:, -1] + _ROUNDING) + 1
-    strides: list[int] = []
-    rows = 1
-    for extent in (high - low + 1).tolist()[::-1]:
-        strides.insert(0, rows)
-        rows *= int(extent)
-    if rows > table_size:
-        return None
-    return [*strides, -sum(stride * int(first) for stride, first in zip(strides, low, strict=True))]
+def _number_points(transform: NDArray[np.float64], bounds: tuple[float, float], table_size: int) -> list[int]:
+    """Return strides and base that number the lattice points within bounds.
+
+    Numbers grow along one axis of the positions after the other: a step along an axis passes the numbers of all later
+    ones. Where the lattice points exceed the table, a step passes those of a part of the bounds, and points that share
+    a row lie at least that part apart.
+    """
+    d = len(transform)
+    # differences of neighboring coordinates make the matrix triangular: step i moves along axis i, and later ones
+    differences = np.eye(d) - np.eye(d, k=1)
+    steps = np.linalg.inv(differences @ transform[:, :-1])
+    # no simplex is longer along an axis than its step
+    beyond = np.diag(steps) * (1 + _ROUNDING)
+    extents = bounds[1] - bounds[0] + 2 * beyond
+    rows = math.inf
+    while rows > table_size:
+        # the number of a lattice point at x is <growth, x> and a constant
+        strides, growth, rows = np.zeros(d), np.zeros(d), 0.0
+        for i in reversed(range(d)):
+            aside = growth @ steps[:, i]
+            strides[i] = np.floor(rows + aside) + 1
+            growth[i] = (strides[i] - aside) / steps[i, i]
+            rows += growth[i] * extents[i]
+        extents = extents * 0.999 * (table_size / rows) ** (1 / d)
+    strides = strides @ differences
+    lowest = growth @ (bounds[0] - beyond) + strides @ transform[:, -1]
+    return [*strides.astype(int).tolist(), -math.floor(lowest)]
 
 
 def encode_positions(
@@ -124,8 +140,8 @@ class PermutohedralEncoding(FixedBuffers):
     the features of all levels: a neural field. The result is piecewise linear in x, and has derivatives of any order
     with respect to table and positions, such as for an eikonal loss.
 
-    A lattice point finds its row in the table of its level by a hash, so that several may share a row. Levels whose
-    lattice points within `bounds` fit the table have no such collisions.
+    Levels with more lattice points than rows repeat their table over the cube of `bounds`, so that several lattice
+    points share a row. Levels whose lattice points within `bounds` fit the table have no such collisions.
 
     Args:
         dimension: d of the positions, at most 16.
@@ -138,8 +154,8 @@ class PermutohedralEncoding(FixedBuffers):
         shifts: `[num_levels, dimension]`, in units of the positions. Default: drawn with a standard deviation of 10.
         window: `[num_levels]`, factors of the levels; see `coarse_to_fine`. Default: None, for ones.
         include_input: append the positions to the features.
-        bounds: smallest and largest coordinate of positions for which levels may be free of collisions; None hashes
-            every level, as other implementations do. Positions elsewhere share rows with these.
+        bounds: smallest and largest coordinate of positions for which rows are chosen; None hashes every lattice point,
+            as other implementations do. Positions elsewhere share rows with these.
         device: of the table.
         dtype: of the table. Positions are float64 for a table of float64, else float32.
 
