@@ -20,7 +20,7 @@ from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_t
 from permutohedral.lattice.checks import check_method
 from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
 from permutohedral.lattice.features import bilateral as bilateral_features
-from permutohedral.ops.tracing import fusion_blocker, wants_gradient
+from permutohedral.ops.tracing import breaks_graph, fusion_blocker, wants_gradient
 
 # the filter is useless if neighbors are further apart, in standard deviations, and the image changes by a smaller share
 # of their difference; torch.rand(3, 32, 48) changes by 0.026 at sigma_color=0.1
@@ -67,6 +67,7 @@ def bilateral_filter(
 ) -> tuple[Data, Data]: ...
 
 
+@breaks_graph
 def bilateral_filter(
     image: Data,
     guide: Data | None = None,

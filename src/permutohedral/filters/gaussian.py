@@ -26,6 +26,7 @@ from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.ops.composite import filter_points
 from permutohedral.ops.constants import items_of_points
 from permutohedral.ops.contract import SMALLEST_MASS, Declined, accumulation_dtype
+from permutohedral.ops.tracing import breaks_graph
 
 GaussianMethod = Literal["lattice", "dense", "exact", "auto"]
 
@@ -62,6 +63,7 @@ def gaussian_filter(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@breaks_graph
 def gaussian_filter(
     values: Tensor,
     features: Tensor | None = None,

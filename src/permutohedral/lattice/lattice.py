@@ -20,7 +20,7 @@ from permutohedral.ops.contract import check_items
 from permutohedral.ops.neighborhood import Neighborhood, check_halo, neighborhood_of
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tensors import check_features, check_tensor, compact_storage
-from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled, with_storable_results
+from permutohedral.ops.tracing import breaks_graph, is_batched, with_storable_results
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,7 @@ class Lattice:
 torch.serialization.add_safe_globals([Lattice, Simplices])
 
 
+@breaks_graph
 @with_storable_results
 def build_lattice(
     features: Tensor,
@@ -230,18 +231,6 @@ def build_lattice(
     >>> ph.slice(ph.splat(torch.ones(1000, 4), lattice), lattice).shape
     torch.Size([1000, 4])
     """
-    if is_compiled_in_parts():
-        return _build_uncompiled(
-            features,
-            target_features,
-            neighborhood_size=neighborhood_size,
-            batch=batch,
-            target_batch=target_batch,
-            halo=halo,
-            separable=separable,
-            dilation=dilation,
-            memory_limit=memory_limit,
-        )
     neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
@@ -268,10 +257,6 @@ def build_lattice(
         points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
         dilation=dilation,
     )
-
-
-# one break of the graph around all of it
-_build_uncompiled = uncompiled(build_lattice)
 
 
 def flatten_points(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:

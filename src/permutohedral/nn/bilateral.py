@@ -25,6 +25,7 @@ from permutohedral.lattice.features import (
 )
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
+from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
 _MOST_OWN_CHANNELS = 9
@@ -176,6 +177,7 @@ class _BilateralConv(nn.Module):
         """`convolution.bias`, `[out_channels]`, or None."""
         return self.convolution.bias
 
+    @breaks_graph
     def forward(
         self,
         image: Tensor,

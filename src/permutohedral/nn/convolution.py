@@ -16,6 +16,7 @@ from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.nn.scale import scale_features
 from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
+from permutohedral.ops.tracing import breaks_graph
 
 Initialization = Literal["kaiming", "gaussian"]
 
@@ -153,11 +154,23 @@ class PermutohedralConv(nn.Module):
         if values.dim() == 0 or values.shape[-1] != self.in_channels:
             raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
         if lattice is None:
-            lattice = self.build_lattice(features, target_features, batch, target_batch)
-        elif features is not None or target_features is not None or batch is not None or target_batch is not None:
+            return self._build_and_filter(values, features, target_features, batch, target_batch, sample_weight)
+        if features is not None or target_features is not None or batch is not None or target_batch is not None:
             raise InputError("give either features or a lattice built from them, not both")
-        else:
-            self._check_lattice(lattice)
+        self._check_lattice(lattice)
+        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, sample_weight)
+
+    @breaks_graph
+    def _build_and_filter(
+        self,
+        values: Tensor,
+        features: Tensor | None,
+        target_features: Tensor | None,
+        batch: Tensor | None,
+        target_batch: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        lattice = self.build_lattice(features, target_features, batch, target_batch)
         return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, sample_weight)
 
     def build_lattice(

@@ -16,7 +16,7 @@ from permutohedral.lattice.features import check_image, positive_numbers, read_n
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_count, check_tensor, refuse_scripting
-from permutohedral.ops.tracing import is_recorded
+from permutohedral.ops.tracing import breaks_graph, is_recorded
 
 Compatibility = Literal["potts", "diagonal", "matrix"]
 
@@ -98,6 +98,7 @@ class DenseCRF(nn.Module):
         costs = {"diagonal": -torch.ones(num_labels), "matrix": 1 - torch.eye(num_labels)}.get(compatibility)
         self.costs = None if costs is None else nn.Parameter(costs.to(self.kernel_weights))
 
+    @breaks_graph
     def forward(self, logits: Tensor, guide: Tensor, lattices: Sequence[Lattice] | None = None) -> Tensor:
         """Refine `logits` along the edges of `guide`.
 

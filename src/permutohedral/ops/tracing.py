@@ -156,6 +156,21 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
     return outside
 
 
+def breaks_graph(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let torch.compile call a function without tracing it: one break of the graph around all of it.
+
+    The function builds a lattice, which breaks the graph anyway. A break inside of nested functions breaks each of
+    them, and the parts between are more expensive to call than to run. A graph that must be whole includes it.
+    """
+    outside = uncompiled(function)
+
+    @wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return outside(*args, **kwargs) if is_compiled_in_parts() else function(*args, **kwargs)
+
+    return run
+
+
 def with_storable_results(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Let a function create tensors that autograd can save later, also under `torch.inference_mode`."""
 
