@@ -120,7 +120,7 @@ def test_new_sizes_reuse_the_graph() -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "other_targets"])
-def test_graph_breaks_only_around_the_lattice(apart: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_graph_breaks_only_around_the_layer(apart: bool, caplog: pytest.LogCaptureFixture) -> None:
     """No frame of a backend is compiled, and sizes that change do not end in a warning."""
     layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE)
 
@@ -134,7 +134,7 @@ def test_graph_breaks_only_around_the_lattice(apart: bool, caplog: pytest.LogCap
         values, features = draw(points, 2), draw(points, 2, seed=seed)
         assert_close(compiled(values, features), function(values, features))
     (reason,) = torch._dynamo.utils.counters["graph_break"]
-    assert "build_lattice" in reason
+    assert "_build_and_filter" in reason
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
@@ -227,3 +227,43 @@ def test_autocast_with_compile() -> None:
         expected, actual = layer(values, features), compiled(values, features)
     assert actual.dtype == torch.bfloat16
     assert_close(actual, expected)
+
+
+def record(function: Callable[..., Tensor], **options: Any) -> tuple[Callable[..., Tensor], list[str]]:
+    """The function compiled, and a list that will hold the operators of this package in its graphs."""
+    names: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes if "permutohedral" in str(node.target))
+        return graph.forward
+
+    return torch.compile(function, backend=keep, **options), names
+
+
+def compare_step(eager: Callable[..., Tensor], compiled: Callable[..., Tensor], parameters: Any, *inputs: Any) -> None:
+    """Results and gradients of the parameters and of the first input."""
+    found = []
+    for function in (eager, compiled):
+        leaf = inputs[0].clone().requires_grad_()
+        output = function(leaf, *inputs[1:])
+        found.append([output, *torch.autograd.grad(output.square().sum(), [leaf, *parameters])])
+    for expected, actual in zip(*found, strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["default", "dynamic"])
+def test_field_and_pyramid_run_outside_of_the_graph(dynamic: bool | None) -> None:
+    """Each is one break of the graph, around all of it."""
+    field = ph.nn.DenseCRF(3, device=DEVICE)
+    network = ph.models.LatticeUNet(2, 3, dimension=2, channels=(4, 8)).to(DEVICE)
+    trained = [each for each in field.parameters() if each.requires_grad]
+    torch._dynamo.utils.counters.clear()
+    compiled, names = record(field, dynamic=dynamic)
+    compare_step(field, compiled, trained, draw(3, 5, 6), draw(1, 5, 6, seed=1))
+    assert names == []
+    compiled, names = record(network, dynamic=dynamic)
+    compare_step(network, compiled, list(network.parameters()), draw(20, 2), 3 * draw(20, 2, seed=1))
+    assert not {"permutohedral.coarsen_lattice.default", "permutohedral.index_points.default"} & set(names)
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    assert [name for name in ("forward", "build_pyramid", "_items") if not any(name in each for each in breaks)] == []
+    assert len(breaks) == 3

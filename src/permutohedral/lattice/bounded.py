@@ -1,8 +1,9 @@
-"""Lattices with a fixed number of rows, built without waiting for the GPU, so that CUDA graphs can capture them."""
+"""Lattices and pyramids of fixed size, built without waiting for the GPU, so that CUDA graphs can capture them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.pyramid import MAX_LEVELS, LatticePyramid, LevelTables
 from permutohedral.ops import operators
 from permutohedral.ops.contract import FusedFunctions
 from permutohedral.ops.dispatch import backend_name, primitives_for
 from permutohedral.ops.neighborhood import axis_offsets, neighborhood_of
+from permutohedral.ops.reference import coarse_shares, coarsen_vertices
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tensors import check_count, check_tensor
 
@@ -76,23 +79,96 @@ def build_bounded_lattice(
         batch = item[:, None].expand(items, points).reshape(-1)
     *simplices, number = _index_points(features.reshape(-1, dimension), batch, max_lattice_points)
     source = Simplices(*simplices, bounded=True, backend=backend_name(features))
-
-    def find_neighbors(offsets: Tensor) -> Tensor:
-        found = operators.find_neighbors(source.keys, source.table, source.keys, offsets)
-        # the table also holds the lattice points beyond the last row
-        return found.masked_fill_(found >= max_lattice_points, -1)
-
+    along = _find_neighbors(source, source.keys, axis_offsets(dimension, features.device)) if separable else None
     lattice = Lattice(
         dimension=dimension,
         neighborhood_size=neighborhood_size,
         source=source,
         target=source,
-        neighbors=find_neighbors(neighborhood.offsets(features.device)),
-        axis_neighbors=find_neighbors(axis_offsets(dimension, features.device)) if separable else None,
+        neighbors=_find_neighbors(source, source.keys, neighborhood.offsets(features.device)),
+        axis_neighbors=along,
         batch_size=items,
         points_per_item=(points, points),
     )
     return lattice, number
+
+
+def build_bounded_pyramid(
+    features: Tensor, max_lattice_points: Sequence[int], *, neighborhood_size: int = 1
+) -> tuple[LatticePyramid, Tensor]:
+    """Build a pyramid on a GPU without waiting for it, for steps that are captured as a CUDA graph.
+
+    Level l has `max_lattice_points[l]` rows; those after its last lattice point are unused. Operations between levels
+    and normalizations leave them out.
+
+    Args:
+        features: float32 or float64 `[points, d]` or `[batch, points, d]`, at least one point; d at most 7.
+        max_lattice_points: room for the lattice points of all items together, for each level, the finest first.
+        neighborhood_size: s, the reach of the filters in steps of the level they are on.
+
+    Returns:
+        The pyramid, and int64 `[levels]` on the GPU, the number of lattice points of each level: if one is larger than
+        its `max_lattice_points`, results on this pyramid mean nothing, and levels after it may have more.
+
+    Raises:
+        InputError: features of a wrong shape or dtype, or not on a GPU.
+
+    >>> import torch, permutohedral as ph
+    >>> if torch.cuda.is_available():
+    ...     features = 5 * torch.rand(1000, 2, device="cuda")
+    ...     pyramid, numbers = ph.levels.build_bounded_pyramid(features, [500, 200])
+    ...     assert [level.num_lattice_points for level in pyramid.levels] == [500, 200]
+    """
+    if not isinstance(max_lattice_points, Sequence) or not 1 <= len(max_lattice_points) <= MAX_LEVELS:
+        raise InputError(
+            f"max_lattice_points must have a number for each of 1 to {MAX_LEVELS} levels, such as [60_000, 20_000], "
+            f"got {max_lattice_points!r}"
+        )
+    for rows in max_lattice_points:
+        check_count("max_lattice_points", rows, least=1)
+    finest, number = build_bounded_lattice(features, max_lattice_points[0], neighborhood_size=neighborhood_size)
+    levels, numbers, tables = [finest], [number], []
+    for rows in max_lattice_points[1:]:
+        coarse, between, number = _coarsen_bounded(levels[-1], rows)
+        levels.append(coarse)
+        tables.append(between)
+        numbers.append(number)
+    return LatticePyramid(tuple(levels), tuple(tables)), torch.cat(numbers)
+
+
+def _coarsen_bounded(fine: Lattice, rows: int) -> tuple[Lattice, LevelTables, Tensor]:
+    """Return the next coarser level with this many rows, the tables between, and its number of lattice points."""
+    source, offsets = fine.source, fine.neighborhood.offsets(fine.device)
+    backend = cast(FusedFunctions, primitives_for(source.keys))
+    keys, parents, table, number = backend.coarsen_keys_bounded(source.keys, source.table, rows)
+    # in case of overflow some corners are missing: any row will do
+    inside = parents.clamp(max=rows - 1)
+    vertices = coarsen_vertices(source.vertices, keys, inside).clamp_(min=0)
+    # linear in the weights, so that gradients flow to the features
+    shares = coarse_shares(keys, inside, source.barycentric.detach())
+    barycentric = operators.slice(shares, source.vertices, source.barycentric)
+    coarse = Simplices(keys, vertices, barycentric, table, bounded=True, backend=source.backend)
+    # the coarse lattice points among the fine ones
+    places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
+    down = _find_neighbors(source, places, offsets)
+    up = operators.transpose_neighbors(down, fine.neighborhood.opposite(fine.device), fine.num_lattice_points)
+    lattice = replace(fine, source=coarse, target=coarse, neighbors=_find_neighbors(coarse, keys, offsets))
+    return lattice, LevelTables(parents, down, up), number
+
+
+def _find_neighbors(source: Simplices, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    found = operators.find_neighbors(source.keys, source.table, target_keys, offsets)
+    # the table also holds the lattice points beyond the last row
+    return found.masked_fill_(found >= source.num_lattice_points, -1)
+
+
+def can_be_bounded(features: Tensor) -> bool:
+    """Return whether bounded lattices can be built on the device of the features.
+
+    >>> can_be_bounded(torch.zeros(9, 2))
+    False
+    """
+    return hasattr(primitives_for(features), "index_points_bounded")
 
 
 def _check_features(features: Tensor) -> tuple[int | None, int, int]:
@@ -105,7 +181,7 @@ def _check_features(features: Tensor) -> tuple[int | None, int, int]:
         )
     if features.dtype not in (torch.float32, torch.float64):
         raise InputError(f"features must be float32 or float64, got {features.dtype}; convert with .float()")
-    if not hasattr(primitives_for(features), "index_points_bounded"):
+    if not can_be_bounded(features):
         raise InputError(
             f"a bounded lattice is for GPUs, got features on {features.device}; build_lattice does not wait there"
         )

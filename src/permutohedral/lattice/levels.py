@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice.bounded import build_bounded_pyramid
 from permutohedral.lattice.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
@@ -15,6 +16,7 @@ from permutohedral.ops.contract import accumulation_dtype
 __all__ = [
     "LatticePyramid",
     "LevelTables",
+    "build_bounded_pyramid",
     "build_pyramid",
     "coarsen",
     "convolve_down",

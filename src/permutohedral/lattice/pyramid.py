@@ -26,7 +26,7 @@ from permutohedral.ops import operators
 from permutohedral.ops.dispatch import backend_name
 from permutohedral.ops.neighborhood import Neighborhood
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tracing import with_storable_results
+from permutohedral.ops.tracing import breaks_graph, with_storable_results
 
 # a coordinate has 31 bits, each level takes one of them
 MAX_LEVELS = 30
@@ -38,7 +38,8 @@ class LevelTables:
 
     Attributes:
         parents: int32 `[fine lattice points, 2]`, rows of the coarse level: the ends of the edge whose midpoint a fine
-            lattice point is; twice the same row where it is a coarse one itself.
+            lattice point is; twice the same row where it is a coarse one itself. Unused rows of a bounded level have
+            parents beyond the last row.
         down: int32 `[filter_size, coarse lattice points]`, rows of the fine level: the taps around each coarse lattice
             point, -1 where missing.
         up: int32 `[filter_size, fine lattice points]`, rows of the coarse level: the coarse lattice points among the
@@ -100,6 +101,8 @@ class LatticePyramid:
         >>> ph.levels.build_pyramid(torch.rand(10, 2), num_levels=2).to("cpu").device
         device(type='cpu')
         """
+        if self.levels[0].source.bounded and torch.device(device).type != self.device.type:
+            raise InputError(f"device: a bounded pyramid stays on {self.device.type!r}, got {str(device)!r}")
         levels = tuple(level.to(device) for level in self.levels)
         return LatticePyramid(levels, tuple(table.to(device) for table in self.tables))
 
@@ -115,6 +118,7 @@ class LatticePyramid:
 torch.serialization.add_safe_globals([LatticePyramid, LevelTables])
 
 
+@breaks_graph
 @with_storable_results
 def build_pyramid(
     features: Tensor,

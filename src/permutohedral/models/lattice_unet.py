@@ -16,6 +16,7 @@ from permutohedral.lattice.pyramid import LatticePyramid, build_pyramid
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, count_items
 from permutohedral.nn.levels import LatticeConv, LatticeConvDown, LatticeConvUp, LatticeLinearDown, LatticeLinearUp
 from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.tracing import breaks_graph
 
 # how values go from level to level: interpolated, with mixed channels, or by learned convolutions
 Between = Literal["linear", "convolution"]
@@ -60,7 +61,7 @@ def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
     """
     # sums of many points are out of the range of float16
     wide = values.to(accumulation_dtype(values.dtype))
-    sums = splat(torch.cat([wide, wide.new_ones(wide.shape[0], 1)], dim=1), lattice)
+    sums = splat(torch.cat([wide, wide.new_ones(*wide.shape[:-1], 1)], dim=-1), lattice)
     density = sums[:, -1:]
     return torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1).to(values.dtype)
 
@@ -96,7 +97,7 @@ class LatticeUNet(nn.Module):
 
     Shape:
         values `[points, in_channels]`, features `[points, d]`, one unit is one step of the finest lattice; ragged
-        batches by `batch [points]`. The result is `[points, classes]`.
+        batches by `batch [points]`. The result is `[points, classes]`. All three may begin with a batch axis.
 
     >>> network = LatticeUNet(in_channels=2, classes=3, dimension=3, channels=(8, 16))
     >>> network(torch.rand(100, 2), torch.rand(100, 3) * 9).shape
@@ -148,7 +149,7 @@ class LatticeUNet(nn.Module):
         return self._classify(values, pyramid)
 
     def _classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
-        """Map `[points, in_channels]` to `[points, classes]`."""
+        """Map `[..., points, in_channels]` to `[..., points, classes]`."""
         items = _items(pyramid)
         skips = self.encoder(values, pyramid, items)
         lattice_values = skips.pop()
@@ -157,10 +158,11 @@ class LatticeUNet(nn.Module):
             refined = self.ups[level](lattice_values, pyramid, level)
             joined = self.joins[level](torch.cat([refined, skips[level]], dim=1), lattice)
             lattice_values = self.blocks[level](joined, lattice, items[level])
-        result: Tensor = self.head(torch.cat([slice(lattice_values, pyramid.levels[0]), values], dim=1))
+        result: Tensor = self.head(torch.cat([slice(lattice_values, pyramid.levels[0]), values], dim=-1))
         return result
 
 
+@breaks_graph
 def _items(pyramid: LatticePyramid) -> list[LatticeItems]:
     """Return the items on every level; counting them once synchronizes a GPU once."""
     number = count_items(pyramid.levels[0])

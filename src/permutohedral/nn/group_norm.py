@@ -12,11 +12,13 @@ from permutohedral.lattice.lattice import Lattice
 from permutohedral.ops.composite import normalize_items
 from permutohedral.ops.contract import Declined, ItemRows, ItemsNorm
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
-from permutohedral.ops.tracing import with_storable_results, without_autocast
+from permutohedral.ops.tracing import breaks_graph, with_storable_results, without_autocast
 
 
 class LatticeItems:
     """The lattice points of each item of a ragged batch, shared by all normalizations on a lattice.
+
+    The unused rows of a bounded lattice are one more item, after the last.
 
     Args:
         lattice: of the lattice points.
@@ -29,8 +31,9 @@ class LatticeItems:
     """
 
     def __init__(self, lattice: Lattice, items: int | None = None) -> None:
-        self.item = lattice.source.keys[:, 0]
+        item = lattice.source.keys[:, 0]
         self.items = count_items(lattice) if items is None else items
+        self.item = torch.where(item < 0, self.items - 1, item) if lattice.source.bounded else item
         # computed on first use; cached_property would break a compiled graph
         self._members: Tensor | None = None
         self._rows: ItemRows | None = None
@@ -66,8 +69,16 @@ class LatticeItems:
         return of_items.index_select(0, self.item)
 
 
+@breaks_graph
 def count_items(lattice: Lattice) -> int:
-    """Return the number of items of a ragged batch, up to the last one that has lattice points."""
+    """Return the number of items of a batch; of a ragged one, up to the last item that has lattice points.
+
+    A bounded lattice has one more, of its unused rows.
+    """
+    if lattice.source.bounded:
+        return (lattice.batch_size or 1) + 1
+    if lattice.batch_size is not None:
+        return lattice.batch_size
     item = lattice.source.keys[:, 0]
     # with one more row, since there may be none; torch.export can trace item()
     last = cast(int, torch.cat([item, item.new_full((1,), -1)]).max().item())

@@ -480,6 +480,19 @@ class FusedFunctions(Primitives, Protocol):
         """
         ...
 
+    def coarsen_keys_bounded(self, keys: Tensor, table: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the first three results of `coarsen_lattice` with a fixed number of rows, without waiting.
+
+        Args:
+            keys, table: of `index_points_bounded` or of this function.
+            rows: number of rows of the coarse keys.
+
+        Returns:
+            As `index_points_bounded`; parents beyond the last row, and those of rows without a lattice point, are at
+            least `rows`.
+        """
+        ...
+
     def filter_points(self, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | Declined:
         """`filter_gaussian` from the features of the points, at least one, which are sources and targets.
 

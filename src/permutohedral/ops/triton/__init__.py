@@ -3,7 +3,7 @@
 from permutohedral.ops.reference import index_keys
 from permutohedral.ops.triton.build.embedding import embed_gradient
 from permutohedral.ops.triton.build.lattice import index_points, index_points_bounded, index_with_neighbors
-from permutohedral.ops.triton.build.levels import coarsen_lattice
+from permutohedral.ops.triton.build.levels import coarsen_keys_bounded, coarsen_lattice
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.filter.blur import blur

@@ -712,8 +712,15 @@ def index_points_bounded(
     points, d = features.shape
     # no table that could fill up, since the host does not wait for a report
     insertion = insert_points(rows_contiguous(features), batch, capacity_for(points * (d + 1)), False)
-    keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=features.device)
+    keys, number = unpack_bounded(insertion, rows)
+    vertices = insertion.vertices.clamp_(max=rows - 1)
+    return keys, vertices, insertion.barycentric, insertion.table.storage, number
+
+
+def unpack_bounded(insertion: Insertion, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the keys of `rows` rows, -1 in those without a lattice point, and the number of lattice points."""
+    storage, d = insertion.table.storage, insertion.dimension
+    keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=storage.device)
     unpack_keys(insertion, keys, insertion.table)
-    vertices, storage = insertion.vertices.clamp_(max=rows - 1), insertion.table.storage
     failed = storage[BAD_FEATURE.value : FULL.value + 1].amax()
-    return keys, vertices, insertion.barycentric, storage, storage[COUNT.value : COUNT.value + 1] + failed * _FAILED
+    return keys, storage[COUNT.value : COUNT.value + 1] + failed * _FAILED

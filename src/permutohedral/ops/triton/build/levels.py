@@ -35,10 +35,14 @@ from permutohedral.ops.triton.build.lattice import (
     finish,
     insert_and_wait,
     renumber,
+    unpack_bounded,
     wait_for_numbers,
 )
 from permutohedral.ops.triton.filter.slice import slice
 from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, kernel, on_device
+
+# parent of a row without a lattice point: beyond all rows, so that splat, slice and splat_largest leave it out
+UNUSED = tl.constexpr(1 << 30)
 
 
 @triton.jit
@@ -79,7 +83,10 @@ def insert_parents_kernel(
     keys, table, coarse, codes, parents, num_vertices, capacity,
     CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Insert both parents of a block of lattice points into the table `coarse`; `parents` is `[2, num_vertices]`."""
+    """Insert both parents of a block of lattice points into the table `coarse`; `parents` is `[2, num_vertices]`.
+
+    Rows of `keys` without a lattice point, whose item is -1, have the parents UNUSED.
+    """
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = position < num_vertices
     # lanes beyond the end repeat the last lattice point
@@ -88,8 +95,9 @@ def insert_parents_kernel(
         write_coarse_header(table, coarse, D)
     which = tl.arange(0, 2)[:, None]
     odd = odd_parts(keys, vertex, D)
-    code = tl.load(keys + vertex * (D + 1)).to(tl.int64) << tl.load(table + ITEM_SHIFT)
-    code = tl.broadcast_to(code, [2, BLOCK])
+    item = tl.load(keys + vertex * (D + 1))
+    used = tl.broadcast_to(item >= 0, [2, BLOCK])
+    code = tl.broadcast_to(item.to(tl.int64) << tl.load(table + ITEM_SHIFT), [2, BLOCK])
     room = tl.full([2, BLOCK], 1, tl.int1)
     corner = tl.zeros([2, BLOCK], tl.int32)
     for i in tl.static_range(D):
@@ -98,15 +106,16 @@ def insert_parents_kernel(
         digit = quotient - ((tl.load(table + LOW + i) >> 1) - 2).to(tl.int32)
         room = room & (digit > 0) & (digit < tl.load(table + EXTENT + i).to(tl.int32))
         code += digit.to(tl.int64) << tl.load(table + SHIFT + i)
-    if is_any(~room):
+    if is_any(used & ~room):
         tl.store(coarse + NO_ROOM, 1)
+    wanted = used & room
     # not EMPTY, and never a real code: corner d+1 does not occur
-    code = tl.where(room, code + corner, D + 1)
-    slot, number, created, lost = insert(coarse, code, tl.load(table + UNIT), room, capacity, CORNER_BITS, PTX, D)
+    code = tl.where(wanted, code + corner, D + 1)
+    slot, number, created, lost = insert(coarse, code, tl.load(table + UNIT), wanted, capacity, CORNER_BITS, PTX, D)
     if is_any(lost):
         tl.store(coarse + FULL, 1)
     number = tl.maximum(number, draw_numbers(coarse, codes, slot, code, created, PTX, 2, BLOCK))
-    number = wait_for_numbers(coarse, slot, number, room & ~lost, PTX)
+    number = tl.where(used, wait_for_numbers(coarse, slot, number, wanted & ~lost, PTX), UNUSED)
     tl.store(parents + position + which.to(tl.int64) * num_vertices, number, mask=inside)
 
 
@@ -133,23 +142,31 @@ def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the coarse keys, the parents column by column, and the table; None if the keys do not fit."""
-    (vertices, columns), device = keys.shape, keys.device
-    # there are rarely more coarse keys than a quarter, and never many more than fine ones
-    capacity = capacity_for(vertices)
-
-    def insert_parents() -> Insertion:
-        coarse = PackedTable.empty(capacity, device)
-        codes = torch.empty(capacity, dtype=torch.int64, device=device)
-        parents = torch.empty(2, vertices, dtype=torch.int32, device=device).T
-        variant = insert_parents_kernel[(columns - 1).bit_length(), HAS_PTX, columns - 1, INSERT_BLOCK, 1]
-        tensors = keys, table.storage, coarse.storage, codes, parents
-        variant((cdiv(vertices, INSERT_BLOCK), 1, 1), tensors, (vertices, capacity))
-        return Insertion(coarse, codes, parents, parents, columns - 1)
-
-    insertion, report, _ = insert_and_wait(insert_parents, None, device)
+    insertion, report, _ = insert_and_wait(lambda: _insert_parents(keys, table), lambda _: None, keys.device)
     if report.no_room or report.full:
         return None
     if torch.are_deterministic_algorithms_enabled():
         insertion = renumber(insertion, report.num_lattice_points)
     coarse_keys, parents, _, storage = finish(insertion, report.num_lattice_points)
     return coarse_keys, parents, storage
+
+
+def _insert_parents(keys: Tensor, table: PackedTable) -> Insertion:
+    """Queue the insertion of the parents of all keys into a new table; they are its vertices and its weights."""
+    (vertices, columns), device = keys.shape, keys.device
+    # there are rarely more coarse keys than a quarter, and never many more than fine ones
+    capacity = capacity_for(vertices)
+    coarse = PackedTable.empty(capacity, device)
+    codes = torch.empty(capacity, dtype=torch.int64, device=device)
+    parents = torch.empty(2, vertices, dtype=torch.int32, device=device).T
+    variant = insert_parents_kernel[(columns - 1).bit_length(), HAS_PTX, columns - 1, INSERT_BLOCK, 1]
+    tensors = keys, table.storage, coarse.storage, codes, parents
+    variant((cdiv(vertices, INSERT_BLOCK), 1, 1), tensors, (vertices, capacity))
+    return Insertion(coarse, codes, parents, parents, columns - 1)
+
+
+@on_device
+def coarsen_keys_bounded(keys: Tensor, table: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    insertion = _insert_parents(keys, PackedTable(table))
+    coarse_keys, number = unpack_bounded(insertion, rows)
+    return coarse_keys, insertion.vertices, insertion.table.storage, number
