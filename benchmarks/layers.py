@@ -326,6 +326,57 @@ def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepare
     return Prepared(Contender(OURS, run), origin="seeded clouds", num_inputs=len(clouds))
 
 
+# items, points, input channels, extent of the points; levels of the pyramid, if any
+CAPTURED = {
+    "layer": (1, 40_000, 16, 20.0, None),
+    "three-layers": (8, 2_300, 32, 8.0, None),
+    "unet": (8, 20_000, 4, 57.0, 4),
+}
+
+
+def prepare_captured(inputs: Inputs, kind: str, autocast: bool = False, points: int | None = None) -> Prepared:
+    """Train on clouds of one size that change, by `capture_step`, next to the same step without capture."""
+    items, default, channels, extent, num_levels = CAPTURED[kind]
+    points, device = points or default, inputs.device
+    torch.manual_seed(0)
+    module: nn.Module = nn.ModuleList(
+        ph.nn.PermutohedralConv(channels, 32, 3, device=device) for _ in range(3 if kind == "three-layers" else 1)
+    )
+    if num_levels is not None:
+        module = LatticeUNet(channels, 3).to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+
+    def forward(lattice: Any, values: Tensor) -> Tensor:
+        if num_levels is not None:
+            result: Tensor = module(values, pyramid=lattice)
+            return result
+        for layer in module.children():
+            values = torch.relu(layer(values, lattice=lattice))
+        return values
+
+    def train(lattice: Any, values: Tensor) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            _train(module, optimizer, lambda: forward(lattice, values))
+
+    step = ph.nn.capture_step(train, num_levels=num_levels)
+    size = extent * torch.tensor([1.0, 1.0, 0.2 if kind == "unet" else 1.0])
+    clouds = [
+        ((size * torch.rand(items, points, 3)).to(device), torch.randn(items, points, channels).to(device))
+        for _ in range(40 if device.type == "cuda" else 3)
+    ]
+    # the host of the first steps is not what is measured
+    for cloud in clouds[:4]:
+        step(*cloud)
+
+    def run_eager(number: int) -> None:
+        features, values = clouds[number % len(clouds)]
+        build = ph.build_lattice if num_levels is None else partial(ph.levels.build_pyramid, num_levels=num_levels)
+        train(build(features), values)
+
+    ours = Contender(OURS, lambda number: step(*clouds[number % len(clouds)]))
+    return Prepared(ours, [Contender("without capture", run_eager)], "seeded clouds", num_inputs=len(clouds))
+
+
 # name, device, function, summary
 _ROWS: tuple[tuple[str, str, Callable[[Inputs], Prepared], str], ...] = (
     (
@@ -404,6 +455,20 @@ WORKLOADS = (
         for row, passes in (("G2", "forward"), ("G2b", "forward and backward"))
         for channels in (32, 64)
         for name in ("bf16", "TF32", "fp32")
+    ),
+    *(
+        Workload(
+            f"captured-{kind}{'-autocast' if autocast else ''}",
+            f"training step as a CUDA graph, {text}{', autocast bfloat16' if autocast else ''}",
+            "cuda",
+            partial(prepare_captured, kind=kind, autocast=autocast),
+        )
+        for kind, text in (
+            ("layer", "one layer, 16 to 32 channels, 40,000 points that change"),
+            ("three-layers", "three layers on one lattice, 8 clouds of 2,300 points that change"),
+            ("unet", "U-Net of four levels, 8 clouds of 20,000 points that change"),
+        )
+        for autocast in (False, True)
     ),
     *(
         Workload(

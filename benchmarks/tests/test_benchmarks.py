@@ -11,7 +11,7 @@ import torch
 
 import permutohedral as ph
 from benchmarks import __main__ as command
-from benchmarks import inputs, peers, report, runner
+from benchmarks import inputs, layers, peers, report, runner
 from benchmarks.exact import ExactGaussian
 from benchmarks.filters import PROBLEMS, problems_of
 from benchmarks.inputs import FilterProblem, Inputs
@@ -222,3 +222,12 @@ def test_command_lists_workloads_and_rejects_an_unknown_one(capsys: pytest.Captu
     assert "arrays-volume" in capsys.readouterr().out
     assert command.main(["--only", "W9"]) == 1
     assert "no workload 'W9'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", layers.CAPTURED)
+def test_captured_steps_run_on_a_small_cloud(kind: str) -> None:
+    """On the CPU nothing is recorded; the workload is for GPUs."""
+    prepared = layers.prepare_captured(Inputs(None, CPU), kind, points=30)
+    for contender in (prepared.ours, *prepared.peers):
+        assert isinstance(contender, Contender)
+        contender.run(1)

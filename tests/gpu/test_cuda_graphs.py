@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -91,3 +93,71 @@ def test_gaussian_of_changing_features() -> None:
             graph.replay()
             assert int(number) <= 40_000
             assert_near(found, ph.gaussian_filter(values, features), TOLERANCE)
+
+
+def train_with(network: torch.nn.Module, scaled: bool) -> Callable[..., Tensor]:
+    """A step of AdamW; with a scaler, under autocast in float16."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True, capturable=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled)
+
+    def train(pyramid: ph.levels.LatticePyramid, values: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.float16, enabled=scaled):
+            loss = torch.nn.functional.cross_entropy(network(values, pyramid=pyramid).float().mT, labels)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return train
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["float32", "autocast"])
+def test_captured_step_of_a_u_net(scaled: bool) -> None:
+    """Clouds that change, one that needs more room, and one of another size; losses and weights are those of eager."""
+    network = ph.models.LatticeUNet(2, 3, channels=(16, 32, 32)).cuda()
+    other = copy.deepcopy(network)
+    step, eager = ph.nn.capture_step(train_with(network, scaled), num_levels=3), train_with(other, scaled)
+    for number, scale in enumerate((3.0, 3.0, 2.0, 3.0, 3.0, 9.0, 3.0, 3.0, 9.0, 3.0, 4.0)):
+        points = 900 if number == 7 else 4000
+        features, values = scale * torch.randn(2, points, 3, device="cuda"), torch.randn(2, points, 2, device="cuda")
+        labels = torch.randint(0, 3, (2, points), device="cuda")
+        loss = step(features, values, labels)
+        expected = eager(ph.levels.build_pyramid(features, 3), values, labels)
+        assert_near(loss, expected, 0.02 if scaled else 1e-3)
+    assert set(step.recordings) == {"lattice", "step"}
+
+
+def test_captured_step_does_not_wait_for_the_device() -> None:
+    """Except for the numbers of lattice points, which the step itself does not read."""
+    network = ph.models.LatticeUNet(2, 3, channels=(16, 32)).cuda()
+    train = train_with(network, False)
+    features, values = 3 * torch.randn(2, 4000, 3, device="cuda"), torch.randn(2, 4000, 2, device="cuda")
+    labels = torch.randint(0, 3, (2, 4000), device="cuda")
+    train(ph.levels.build_pyramid(features, 2), values, labels)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        pyramid, _ = ph.levels.build_bounded_pyramid(features, [60_000, 30_000])
+        train(pyramid, values, labels)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_captured_steps_release_their_memory() -> None:
+    network = ph.models.LatticeUNet(2, 3, channels=(16, 32)).cuda()
+    train = train_with(network, False)
+
+    def allocated(steps: int, scale: float) -> int:
+        step = ph.nn.capture_step(train, num_levels=2, headroom=1.0)
+        for number in range(steps):
+            # each is larger than the one before, or all are of one size
+            features = (scale * number + 1) * torch.randn(1, 4000, 3, device="cuda")
+            step(features, torch.randn(1, 4000, 2, device="cuda"), torch.randint(0, 3, (1, 4000), device="cuda"))
+        del step
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    allocated(5, 0.0)
+    before = allocated(5, 0.0)
+    assert allocated(9, 0.3) <= before + (1 << 20)

@@ -6,6 +6,7 @@ from permutohedral.nn.bilateral import (
     BilateralConv3d,
     BilateralFilter,
 )
+from permutohedral.nn.capture import capture_step
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.encoding import PermutohedralEncoding
@@ -45,4 +46,5 @@ __all__ = [
     "PermutohedralConv",
     "PermutohedralEncoding",
     "PointSplat",
+    "capture_step",
 ]
