@@ -29,8 +29,8 @@ _TABLE_BYTES = 128
 # a share of its whole memory if that is more.
 _NEGLIGIBLE_BYTES = 1 << 28
 _NEGLIGIBLE_SHARE = 1 / 32
-# native backend: bits of one coordinate of a packed key, about; bytes of a table for each coordinate besides its keys
-_KEY_BITS, _TABLE_HEADER_BYTES = 6, 80
+# native backend: bits of one coordinate of a packed key, about; bytes of a table besides its keys, and per coordinate
+_KEY_BITS, _TABLE_HEADER_BYTES, _TABLE_COORDINATE_BYTES = 6, 640, 40
 # native backend: points of a chunk, and in how many lists an ordered point set has a lattice point at most
 _CHUNK_POINTS, _LISTS_PER_LATTICE_POINT = 1 << 16, 4
 # native backend: from this many corners per lattice point on, lattice points are numbered by cells
@@ -164,7 +164,8 @@ def _cpu_tables(
         indexed = corners * (key + max(2 * key, sorting))
         return 0, max(indexed, 2 * numbers[0] * (key + sorting) + neighbors)
     key_bytes = 8 * math.ceil((dimension + 1) * _KEY_BITS / 64)
-    tables = sum(number * key_bytes + _TABLE_HEADER_BYTES * (dimension + 4) for number in numbers)
+    header = _TABLE_HEADER_BYTES + _TABLE_COORDINATE_BYTES * (dimension + 1)
+    tables = sum(number * key_bytes + header for number in numbers)
     # each chunk of points lists the keys that it touches; a small cache leaves out some of the repetitions
     listed = min(corners, _LISTS_PER_LATTICE_POINT * numbers[0]) if ordered else corners
     chunks = min(num_points, _CHUNK_POINTS * torch.get_num_threads()) * (dimension + 1)
