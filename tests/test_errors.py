@@ -15,7 +15,7 @@ from support import DEVICE, ErrorCase, assert_raises
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import DOCUMENTATION, PAGE
+from permutohedral.errors import DOCUMENTATION, PAGE, FeatureRangeError
 
 SIGMAS: dict[str, Any] = {"sigma_space": 1.0, "sigma_color": 1.0}
 
@@ -453,3 +453,11 @@ def test_errors_derive_from_builtin_errors() -> None:
     assert issubclass(ph.errors.BackendUnavailable, RuntimeError)
     for error in (ph.errors.InputError, ph.errors.MemoryLimitError, ph.errors.BackendUnavailable):
         assert issubclass(error, ph.errors.PermutohedralError)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "dense"}], ids=["lattice", "dense"])
+def test_errors_of_targets_have_their_rows(options: dict[str, Any]) -> None:
+    targets = torch.rand(7, 2, device=DEVICE)
+    targets[5, 0] = float("nan")
+    with pytest.raises(FeatureRangeError, match=r"^target_features must be finite, but 1 of 7 points .* at row 5"):
+        ph.gaussian_filter(torch.rand(9, 1, device=DEVICE), torch.rand(9, 2, device=DEVICE), targets, **options)

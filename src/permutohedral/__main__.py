@@ -38,7 +38,10 @@ def _run() -> None:
     try:
         import typer  # noqa: F401  (check that it is installed)
     except ModuleNotFoundError:
-        sys.exit("permutohedral: the command line needs an extra: pip install 'permutohedral[images]'")
+        from permutohedral.cli.extras import extra_of_command
+
+        extra = extra_of_command() or "images"
+        sys.exit(f"permutohedral: the command line needs an extra: pip install 'permutohedral[{extra}]'")
     from permutohedral.cli.application import application
 
     application(prog_name="permutohedral")

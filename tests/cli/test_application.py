@@ -141,6 +141,8 @@ def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str
     ("module", "extra", "arguments"),
     [
         ("typer", "images", ["--version"]),
+        ("typer", "clouds", ["cloud", "segment", "in.laz", "out.laz"]),
+        ("safetensors", "clouds", ["cloud", "segment", "in.laz", "out.laz"]),
         ("PIL", "images", ["image", "filter", "in.png", "out.png"]),
         ("matplotlib", "images", ["demo"]),
     ],

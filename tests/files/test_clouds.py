@@ -211,7 +211,7 @@ def train(town: Path, name: str, num_steps: int, **options: Any) -> dict[str, to
     """Train on small crops, and return the weights."""
     path = town.with_name(f"{name}.safetensors")
     settings: dict[str, Any] = {"classes": CLASSES, "num_crops": 1, "cropping": Cropping(20.0, 30.0, points=500)}
-    accuracy = train_cloud([town], path, num_steps=num_steps, device="cpu", **{**settings, **options})
+    accuracy = train_cloud(town, path, num_steps=num_steps, device="cpu", **{**settings, **options})
     assert 0 <= accuracy <= 1
     network, description = load_segmenter(path)
     assert [each.name for each in description.classes] == list(CLASSES)

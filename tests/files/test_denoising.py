@@ -99,5 +99,7 @@ def test_rejects_bad_requests_before_any_work(tmp_path: Path) -> None:
         denoise_image(tmp_path, tmp_path)
     with pytest.raises(InputError, match="names no known format"):
         denoise_image(tmp_path / "noisy.png", tmp_path / "out.xyz")
+    with pytest.raises(InputError, match=r"sigma times strength must be between 0 and 255, .*got 300"):
+        denoise_image(tmp_path / "noisy.png", tmp_path / "out.png", sigma=300)
     with pytest.raises(InputError, match=r"model must be one of .*got 'best'"):
         denoise_image(tmp_path / "noisy.png", tmp_path / "out.png", model="best")

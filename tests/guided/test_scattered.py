@@ -8,6 +8,7 @@ import torch
 from support import DEVICE, assert_close, to_tensor
 
 import permutohedral as ph
+from permutohedral.errors import FeatureRangeError
 
 NUMBERS = np.random.default_rng(0)
 
@@ -78,3 +79,10 @@ def test_only_ratios_of_weights_matter_even_of_tiny_ones() -> None:
     found = ph.interpolate(values, features, targets, sample_weight=1e-37 * weights)
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1] * 1e37, expected[1])
+
+
+def test_errors_of_features_count_points_once() -> None:
+    features = torch.rand(9, 2, device=DEVICE)
+    features[3] = float("nan")
+    with pytest.raises(FeatureRangeError, match="1 of 9 points"):
+        ph.interpolate(torch.rand(9, 1, device=DEVICE), features)

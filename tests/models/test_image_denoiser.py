@@ -178,6 +178,8 @@ def test_rejects_wrong_arguments() -> None:
         Denoiser()(torch.zeros(1, 8, 8, dtype=torch.uint8), 0.1)
     with pytest.raises(InputError, match=r"float64; pass pixels.float\(\) \("):
         Denoiser()(torch.rand(1, 8, 8, dtype=torch.float64), 0.1)
+    with pytest.raises(InputError, match="pixels must be finite"):
+        Denoiser()(torch.full((1, 40, 40), float("nan")))
     with pytest.raises(InputError, match=r"pixels must be a torch.Tensor, got ndarray"):
         Denoiser()(np.zeros((1, 8, 8), np.float32), 0.1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="too few to estimate"):

@@ -33,7 +33,7 @@ def smooth_cloud(
 ) -> None:
     """Smooth the positions of laser scans, or another field.
 
-    Replaces each value by the Gaussian mean of the points around. Everything else in the file is kept. Overwrites
+    Replaces each value by about the Gaussian mean of the points around. Everything else in the file is kept. Overwrites
     OUTPUT atomically. Needs the extra clouds.
 
     Example: permutohedral cloud smooth scan.laz smooth.laz --sigma-space 2.0

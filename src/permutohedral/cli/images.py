@@ -249,7 +249,7 @@ def solve(
     output: Output,
     sample_weight: Weight = None,
     smoothness: Smoothness = 0.3,
-    sigma_space: SigmaSpaceByMode = None,
+    sigma_space: SigmaSpace = 8.0,
     sigma_luma: SigmaLuma = 0.12,
     sigma_chroma: SigmaChroma = 0.05,
     unknown: Unknown = None,

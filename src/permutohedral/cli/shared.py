@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from permutohedral.cli.extras import extra_of_command
 from permutohedral.errors import InputError, PermutohedralError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def handle_errors() -> Iterator[None]:
         extra = _EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
+        # one extra is enough for a command
+        extra = extra_of_command() or extra
         _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra}]'")
     except PermutohedralError as error:
         # errors of files and options need no link to a page

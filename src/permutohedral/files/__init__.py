@@ -31,13 +31,20 @@ _MODULES = {
     "train_cloud": "clouds",
 }
 
+# modules and their extras of the package
+_EXTRAS = {"images": "images", "segmentation": "images", "maps": "images", "arrays": "dask", "clouds": "clouds"}
+
 __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        error.add_note(f"files.{name} needs an extra: pip install 'permutohedral[{_EXTRAS[_MODULES[name]]}]'")
+        raise
 
 
 def __dir__() -> list[str]:

@@ -63,8 +63,11 @@ def read_cloud(path: str | Path) -> Cloud:
     read = {"las": _read_las, "ply": _read_ply, "npz": _read_npz}[check_format(path)]
     with reading(f"the point cloud {path}"):
         positions, labels = read(path)
-    if positions.ndim != 2 or positions.shape[1] != 3 or not np.isfinite(positions).all():
-        raise DataError(f"{path} holds no points with three finite coordinates")
+    if positions.ndim != 2 or positions.shape[1] != 3:
+        raise DataError(f"{path} must hold positions [points, 3], got {list(positions.shape)}")
+    if not np.isfinite(positions).all():
+        bad = int((~np.isfinite(positions)).any(axis=1).sum())
+        raise DataError(f"{path} holds NaN or infinity in {bad} of {len(positions)} points; remove these points")
     if labels is not None and labels.shape != positions.shape[:1]:
         raise DataError(f"{path} holds {len(positions)} points and classes of shape {labels.shape}")
     return Cloud(torch.from_numpy(positions), None if labels is None else _class_numbers(labels))

@@ -305,7 +305,7 @@ def segment_cloud(
 
 
 def train_cloud(
-    inputs: Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path],
     output: str | Path,
     *,
     classes: Mapping[str, Sequence[int]] | None = None,
@@ -324,7 +324,7 @@ def train_cloud(
     resume an interrupted training, or to extend one with more steps.
 
     Args:
-        inputs: classified `.laz`, `.las`, `.ply` or `.npz` files, in meters.
+        inputs: one or several classified `.laz`, `.las`, `.ply` or `.npz` files, in meters.
         output: `.safetensors` file to write.
         classes: class numbers in the files by name; `segment_cloud` writes the last of each. Default: ground (2),
             vegetation (3, 4, 5) and building (6).
@@ -345,7 +345,8 @@ def train_cloud(
         DataError: a file cannot be read.
         StorageError: a file cannot be written, or the checkpoint is damaged.
     """
-    paths, output = [to_path("inputs", each) for each in inputs], to_path("output", output)
+    given = [inputs] if isinstance(inputs, str | Path) else inputs
+    paths, output = [to_path("inputs", each) for each in given], to_path("output", output)
     if output.suffix != ".safetensors":
         raise InputError(f"output is {output}; pass a name that ends with .safetensors")
     for name, number in (("num_steps", num_steps), ("num_crops", num_crops)):

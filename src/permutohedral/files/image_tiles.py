@@ -44,7 +44,8 @@ def filter_in_tiles(
     height, width = values.shape[1:]
     options: dict[str, Any] = {"sigma_space": sigma_space, "sigma_color": sigma_color, "halo": halo}
     if height * width <= tile * tile:
-        filtered: Tensor = ph.bilateral_filter(values, guide=guide, method=method, **options)
+        # with an origin, as tiles have it: no warning that the image is unchanged, which would name no file
+        filtered: Tensor = ph.bilateral_filter(values, guide=guide, method=method, origin=(0, 0), **options)
         if progress is not None:
             progress(1.0)
         return filtered

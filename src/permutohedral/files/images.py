@@ -192,6 +192,8 @@ def denoise_image(
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
     denoiser = Denoiser(model)
+    if sigma is not None and not 0 <= sigma * strength <= 255:
+        raise InputError(f"sigma times strength must be between 0 and 255, where white is, got {sigma * strength:g}")
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> DenoisedImage:
         image = read_image(source)

@@ -109,7 +109,7 @@ def solve_map(
     *,
     sample_weight: PathLike | None = None,
     smoothness: float = 0.3,
-    sigma_space: float | None = None,
+    sigma_space: float = _SOLVER_SIGMA_SPACE,
     sigma_luma: float = 0.12,
     sigma_chroma: float = 0.05,
     unknown: float | None = None,
@@ -122,7 +122,7 @@ def solve_map(
     Args:
         sources, guide, output, sample_weight: see `upsample_map`.
         smoothness: see `ph.bilateral_solver`.
-        sigma_space: bandwidth in pixels, default 8.
+        sigma_space: bandwidth in pixels.
         sigma_luma, sigma_chroma, unknown: see `upsample_map`.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
@@ -131,9 +131,13 @@ def solve_map(
 
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
         check_same_size(source, given.values, photos, guide, "upsample a smaller map")
-        space = sigma_space or _SOLVER_SIGMA_SPACE
         return ph.bilateral_solver(
-            given.values, guide, sample_weight=weight, smoothness=smoothness, sigma_space=space, sigma_color=sigma_guide
+            given.values,
+            guide,
+            sample_weight=weight,
+            smoothness=smoothness,
+            sigma_space=sigma_space,
+            sigma_color=sigma_guide,
         )
 
     return _process_maps(compute, files, photos, sigma_luma, sigma_chroma, weights, unknown, errors, progress)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from permutohedral.errors import InputError, StorageError
+from permutohedral.errors import DataError, InputError, StorageError
 from permutohedral.files.atomic import cannot_write, write_bytes
 
 _NOTES = ".permutohedral"
@@ -37,7 +37,7 @@ class PartialStore:
     def locked(self) -> Iterator[None]:
         """Hold the lock of the target; the system releases it when a process is killed.
 
-        At the end a folder without finished parts, such as that of a damaged input, is deleted.
+        After an error of the input, a folder without finished parts is deleted.
         """
         from filelock import FileLock, Timeout
 
@@ -54,10 +54,12 @@ class PartialStore:
             raise cannot_write(self.target, error) from error
         try:
             yield
-        finally:
+        except (InputError, DataError):
             parts = self.folder / _NOTES / "parts"
             if parts.is_dir() and not any(parts.iterdir()):
                 shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        finally:
             # elsewhere deleted before another process locks it; Windows deletes no open file
             if os.name == "nt":
                 lock.release()

@@ -174,8 +174,7 @@ def _warn_if_unchanged(image: Tensor, edges: Tensor, filtered: Tensor, sigma_col
         typical = float(difference.norm(dim=1).median())
         warnings.warn(
             f"sigma_color is {sigma_color}, but neighboring pixels differ by {typical:.2g}, so the image is returned "
-            "almost unchanged; pass sigma_color in units of the values, such as 0.1 for "
-            "values in [0, 1] and 25 for values in [0, 255]",
+            "almost unchanged; raise sigma_color, which is in units of the values, such as 25 for values in [0, 255]",
             stacklevel=3,
         )
 

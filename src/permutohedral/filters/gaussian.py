@@ -83,7 +83,9 @@ def gaussian_filter(
         values: `[points, channels]`, or with batch axes as in `splat`.
         features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations; None if a lattice is given.
         target_features: where results are wanted; default: at `features`.
-        normalization: see `permutohedral_filter`; "homogeneous" keeps constants.
+        normalization: see `permutohedral_filter`; "homogeneous" keeps constants. Other sums, and masses, are smaller
+            than those of "exact" where points are sparse, since paths through missing lattice points are lost.
+            Compare sums of one method only.
         method: "lattice" blurs along the d + 1 axes of the lattice, one after another. "dense" convolves with all
             taps of size 2: more accurate where lattice points are missing, and slow beyond d = 4. "exact" sums over
             the sources near each target, without a lattice, for few points and small windows of images. "auto" is the

@@ -151,8 +151,8 @@ def check_finite_values(values: Tensor) -> None:
         bad = int((~numbers.isfinite()).sum())
         if bad:
             raise InputError(
-                f"values must be finite, but {bad} of {numbers.numel()} are NaN or infinite; repair them, or give "
-                "sample_weight that are zero there"
+                f"values must be finite, but {bad} of {numbers.numel()} are NaN or infinite; repair them, or in "
+                "Python pass a sample_weight that is zero there"
             )
 
 

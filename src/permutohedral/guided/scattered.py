@@ -83,7 +83,7 @@ def _interpolate_alike(
         raise InputError("nothing is known: every value of a channel is NaN, or of sample_weight zero")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
-    result, mass = gaussian_filter(known, features, targets, sample_weight=given, return_mass=True)
+    result, mass = gaussian_filter(known, features, target_features, sample_weight=given, return_mass=True)
     # in units of the mean weight of a sample
     least = _LEAST_MASS * (given.sum() / (given > 0).sum()).detach()
     is_left, width = mass.detach() < least, 1.0

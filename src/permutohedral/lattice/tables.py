@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from permutohedral.errors import FeatureRangeError
 from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.ops import operators
 from permutohedral.ops.composite import index_with_neighbors
@@ -41,7 +42,7 @@ def build_tables(
     elif halo or separable:
         source, target = _index_jointly(sources, targets)
     else:
-        source, target = index_points(*sources), index_points(*targets)
+        source, target = index_points(*sources), _index_targets(*targets)
     if halo:
         source, target = _grow_halo(source, target, neighborhood.dimension, halo, limit)
     limit.check_neighbors(target.num_lattice_points, neighborhood, separable)
@@ -71,11 +72,25 @@ def index_points(features: Tensor, batch: Tensor | None) -> Simplices:
     return Simplices(*operators.index_points(features, batch), backend=backend_name(features))
 
 
+def _index_targets(features: Tensor, batch: Tensor | None) -> Simplices:
+    """Return `index_points`, with the name of the targets in errors."""
+    try:
+        return index_points(features, batch)
+    except FeatureRangeError as error:
+        raise FeatureRangeError(f"target_{error.message}") from None
+
+
 def _index_jointly(sources: Points, targets: Points) -> tuple[Simplices, Simplices]:
     """Both point sets on one set of lattice points."""
     num = sources[0].shape[0]
     batch = None if sources[1] is None or targets[1] is None else torch.cat([sources[1], targets[1]])
-    both = index_points(torch.cat([sources[0], targets[0]]), batch)
+    try:
+        both = index_points(torch.cat([sources[0], targets[0]]), batch)
+    except FeatureRangeError:
+        # one by one, for an error with the right row
+        index_points(*sources)
+        _index_targets(*targets)
+        raise
     source = replace(both, vertices=both.vertices[:num], barycentric=both.barycentric[:num])
     return source, replace(both, vertices=both.vertices[num:], barycentric=both.barycentric[num:])
 

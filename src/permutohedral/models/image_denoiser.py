@@ -85,6 +85,8 @@ class Denoiser:
         if pixels.dtype != torch.float32:
             scale = "" if pixels.is_floating_point() else " / 255"
             raise InputError(f"pixels must be float32 in [0, 1], got {pixels.dtype}; pass pixels.float(){scale}")
+        if not bool(pixels.isfinite().all()):
+            raise InputError("pixels must be finite, got NaN or infinity; fill them, such as with torch.nan_to_num")
         sigma = estimate_noise(pixels) if sigma is None else sigma
         if not 0 <= sigma <= 1:
             raise InputError(

@@ -116,7 +116,7 @@ class LatticeUNet(nn.Module):
         _check_widths(channels)
         if between not in get_args(Between):
             raise InputError(f"between must be one of {', '.join(map(repr, get_args(Between)))}, got {between!r}")
-        self.in_channels, self.classes = in_channels, classes
+        self.in_channels, self.classes, self.dimension = in_channels, classes, dimension
         self.encoder = _Encoder(in_channels, dimension, channels, between)
         self.ups = nn.ModuleList(
             LatticeConvUp(coarse, fine, dimension) if between == "convolution" else LatticeLinearUp(coarse, fine)
@@ -146,6 +146,11 @@ class LatticeUNet(nn.Module):
         assert pyramid is not None
         if len(pyramid.levels) != self.levels:
             raise InputError(f"pyramid must have {self.levels} levels, got {len(pyramid.levels)}")
+        if values.shape[-1] != self.in_channels or pyramid.dimension != self.dimension:
+            raise InputError(
+                f"this network takes {self.in_channels} channels at points of {self.dimension} dimensions, got values "
+                f"of shape {tuple(values.shape)} in {pyramid.dimension} dimensions"
+            )
         return self._classify(values, pyramid)
 
     def _classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:

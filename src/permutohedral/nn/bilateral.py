@@ -269,7 +269,8 @@ class BilateralConv2d(_BilateralConv):
         sigma_color: guide values per lattice step; one number, or one for each channel of the guide.
         init: see `PermutohedralConv`.
         normalization: see `PermutohedralConv`.
-        learn_sigma: see `PermutohedralConv`.
+        learn_sigma: see `PermutohedralConv`. `sigma_space` and `sigma_color` stay the first ones;
+            `convolution.scale` divides them.
         device: of the parameters.
         dtype: of the parameters.
 

@@ -316,10 +316,11 @@ def coarse_to_fine(num_levels: int, progress: float | Tensor, like: Tensor) -> T
 def read_levels(name: str, numbers: Numbers, shape: tuple[int, int]) -> Tensor:
     """Return float64 `[levels, d]` on the CPU; `[levels]` are the same for all axes."""
     found = torch.as_tensor(numbers, dtype=torch.float64, device="cpu").detach()
+    given = tuple(found.shape)
     if found.dim() == 1:
         found = found[:, None]
     if found.dim() > 2 or (found.dim() == 2 and found.shape not in (shape, (shape[0], 1))):
-        raise InputError(f"{name} must be [{shape[0]}] or [{shape[0]}, {shape[1]}], got {tuple(found.shape)}")
+        raise InputError(f"{name} must be [{shape[0]}] or [{shape[0]}, {shape[1]}], got {given}")
     if not bool(found.isfinite().all()):
         raise InputError(f"{name} must be finite, got {found.flatten().tolist()}")
     return found.expand(shape)

@@ -20,7 +20,8 @@ def as_array(name: str, given: object, dtype: DTypeLike, axes: int) -> NDArray[A
     array = given if isinstance(given, np.ndarray) else _from_buffer(name, given)
     wanted = np.dtype(dtype)
     if array.dtype != wanted:
-        raise InputError(f"{name} must be {wanted}, got {array.dtype}; convert with .astype(np.{wanted})")
+        scale = ", times 255 if white is 1" if wanted == np.uint8 and array.dtype.kind == "f" else ""
+        raise InputError(f"{name} must be {wanted}, got {array.dtype}; convert with .astype(np.{wanted}){scale}")
     if array.ndim != axes:
         raise InputError(f"{name} must have {axes} axes, got shape {array.shape}")
     if not array.flags.c_contiguous:

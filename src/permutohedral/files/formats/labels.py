@@ -150,7 +150,9 @@ def read_probabilities(path: Path, height: int, width: int) -> Tensor:
             f"{_shape_hint(array.shape, height, width)}"
         )
     probabilities = torch.from_numpy(array.astype(np.float32))
-    if bool(probabilities.isnan().any()) or float(probabilities.min()) < 0 or float(probabilities.max()) > 1 + 1e-3:
+    if bool(probabilities.isnan().any()):
+        raise InputError(f"{path} holds NaN; give every label of such a pixel the same probability")
+    if float(probabilities.min()) < 0 or float(probabilities.max()) > 1 + 1e-3:
         raise InputError(f"{path} holds numbers outside of 0 to 1; apply a softmax to the scores of a network")
     return probabilities
 
