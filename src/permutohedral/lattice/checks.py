@@ -63,7 +63,7 @@ def check_method(method: str, halo: int, lattice: Lattice | None) -> None:
     if lattice is not None and halo:
         raise InputError("a given lattice has its halo already: pass halo to build_lattice instead")
     if method == "exact" and (lattice is not None or halo):
-        raise InputError("the exact method has no lattice, and so no halo: give it features alone")
+        raise InputError('method="exact" has no lattice, and so no halo; pass neither')
     if lattice is not None and method == "dense" and lattice.neighborhood_size < DENSE_SIZE:
         raise InputError(
             "the dense method needs a lattice built with neighborhood_size=2, got one of "

@@ -111,7 +111,7 @@ class BilateralSolver(nn.Module):
 
     Args:
         sigma_space: see `permutohedral.bilateral_solver`.
-        sigma_color: see `permutohedral.bilateral_solver`.
+        sigma_color: bandwidth over the guide as it is, in units of its values; the function compares opponent colors.
         smoothness: see `permutohedral.bilateral_solver`.
         num_iterations: see `permutohedral.bilateral_solver`.
         tolerance: see `permutohedral.bilateral_solver`.
