@@ -287,7 +287,7 @@ NUMBERS: dict[str, ErrorCase] = {
         InputError,
         "sample_weight must be finite",
     ),
-    "nan": (lambda: gaussian(values=spoiled(torch.nan)), InputError, "1 of 34 are NaN.*give sample_weight"),
+    "nan": (lambda: gaussian(values=spoiled(torch.nan)), InputError, "1 of 34 are NaN.*pass a sample_weight"),
     "infinite": (lambda: gaussian(values=spoiled(-torch.inf)), InputError, "1 of 34 are NaN or infinite"),
     "nan_that_counts": (
         lambda: gaussian(values=spoiled(torch.nan), sample_weight=torch.ones(17)),
