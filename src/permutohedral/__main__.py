@@ -40,8 +40,7 @@ def _run() -> None:
     except ModuleNotFoundError:
         from permutohedral.cli.extras import extra_of_command
 
-        extra = extra_of_command() or "images"
-        sys.exit(f"permutohedral: the command line needs an extra: pip install 'permutohedral[{extra}]'")
+        sys.exit(f"permutohedral: the command line needs an extra: pip install 'permutohedral[{extra_of_command()}]'")
     from permutohedral.cli.application import application
 
     application(prog_name="permutohedral")

@@ -20,12 +20,13 @@ from permutohedral.errors import InputError, PermutohedralError
 if TYPE_CHECKING:
     from permutohedral.files.settings import Progress
 
-_EXTRA_OF_MODULE = {
-    **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile", "imagecodecs"), "images"),
-    **dict.fromkeys(("laspy", "lazrs", "plyfile"), "clouds"),
-    **dict.fromkeys(("nicegui", "fastapi", "starlette", "uvicorn"), "playground"),
-    **dict.fromkeys(("dask", "distributed", "zarr", "filelock"), "dask"),
-    "rich": "cli",
+# modules that come with the extras
+_OPTIONAL_MODULES = {
+    *("PIL", "skimage", "matplotlib", "safetensors", "tifffile", "imagecodecs"),
+    *("laspy", "lazrs", "plyfile"),
+    *("nicegui", "fastapi", "starlette", "uvicorn"),
+    *("dask", "distributed", "zarr", "filelock"),
+    "rich",
 }
 # stdin as an input, stdout as an output
 STREAM = Path("-")
@@ -44,12 +45,9 @@ def handle_errors() -> Iterator[None]:
         typer.echo("; ".join(("interrupted", *error.args)), err=True)
         raise typer.Exit(130) from error
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
-        if extra is None:
+        if (error.name or "").partition(".")[0] not in _OPTIONAL_MODULES:
             raise
-        # one extra is enough for a command
-        extra = extra_of_command() or extra
-        _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra}]'")
+        _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra_of_command()}]'")
     except PermutohedralError as error:
         # errors of files and options need no link to a page
         _fail(error.message if type(error) is InputError else str(error))

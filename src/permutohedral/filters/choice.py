@@ -141,7 +141,7 @@ def explain_bilateral(
     spatial_dims: int = 2,
     channels_last: bool = False,
 ) -> MethodChoice:
-    """Explain which method `bilateral_filter` uses with `method="auto"`; the arguments are the same.
+    """Explain which method `bilateral_filter` uses with `method="auto"`, from its other arguments.
 
     >>> import torch, permutohedral as ph
     >>> ph.accuracy.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_color=0.1).method
