@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import permutohedral as ph
+from permutohedral.nn.encoding import coarse_to_fine
 
 # factors of the axes in the hash of Instant-NGP
 _PRIMES = (1, 2654435761, 805459861, 3674653429, 2097192037, 1434869437, 2165219737)
@@ -107,14 +108,17 @@ class Field(nn.Module):
         d: of the positions.
         channels: of the result.
         hidden: channels of the two hidden layers.
-        smooth: for signed distances, with softplus in place of ReLU.
+        smooth: for signed distances, with softplus in place of ReLU. It starts as the distance of a sphere.
     """
 
     curve: Tensor
+    window: Tensor | None
 
     def __init__(self, encoding: nn.Module, d: int, channels: int, hidden: int, smooth: bool) -> None:
         super().__init__()
-        self.encoding, self.smooth = encoding, smooth
+        self.encoding, self.d, self.smooth = encoding, d, smooth
+        # not in checkpoints: each step sets it
+        self.register_buffer("window", None, persistent=False)
         with torch.no_grad():
             width = encoding(torch.zeros(1, d)).shape[1] + d
         parts: list[nn.Module] = []
@@ -125,6 +129,20 @@ class Field(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Evaluate the field."""
-        values: Tensor = self.network(torch.cat([self.encoding(positions), 2 * positions - 1], dim=1))
-        # all of the space starts outside of the surface
-        return values + 0.1 if self.smooth else values
+        features, centered = self.encoding(positions), 2 * positions - 1
+        if self.window is not None:
+            features = features * self.window
+        values: Tensor = self.network(torch.cat([features, centered], dim=1))
+        return values + centered.norm(dim=1, keepdim=True) / 2 - 0.4 if self.smooth else values
+
+    def show_levels(self, progress: float) -> None:
+        """Show coarse levels first, as `PermutohedralEncoding.coarse_to_fine`, from progress 0 (none) to 1 (all)."""
+        if isinstance(self.encoding, FrequencyEncoding):
+            window = coarse_to_fine(len(self.encoding.frequencies), progress, self.encoding.frequencies)
+            # sines and cosines of all octaves of an axis are next to each other
+            window = window.repeat(2 * self.d)
+        else:
+            table = self.encoding.get_parameter("table")
+            window = coarse_to_fine(len(table), progress, table).repeat_interleave(table.shape[2])
+        # in place for CUDA graphs
+        self.window = window if self.window is None else self.window.copy_(window)

@@ -35,17 +35,23 @@ LEARNING_RATES = {
     "grid": (0.003, 0.01, 0.03),
     "frequency": (0.001, 0.003, 0.01),
 }
-FINEST = {
-    "image": (512.0, 1024.0, 2048.0),
-    "surface": (32.0, 64.0, 128.0),
-    "light": (32.0, 64.0, 128.0),
-    "waves": (8.0, 16.0, 32.0),
+SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
+    "image": {"finest": (512.0, 1024.0, 2048.0)},
+    "surface": {
+        "finest": (32.0, 64.0, 128.0),
+        "normal_weight": (1.0, 3.0, 10.0),
+        "eikonal_weight": (0.1, 0.3, 1.0),
+        "volume_weight": (0.03, 0.1, 0.3),
+        "window": (0.0, 0.3, 0.6),
+    },
+    "light": {"finest": (32.0, 64.0, 128.0)},
+    "waves": {"finest": (8.0, 16.0, 32.0)},
 }
 # scores during a training, before the last one
 _MARKS = 7
 CAPTIONS = {
     "image": "A mosaic of photographs, 20 megapixels: PSNR in dB (milliseconds of a step).",
-    "surface": "A signed distance from points with normals: errors in thousandths of the cube, and of normals.",
+    "surface": "A signed distance from points with normals: errors in thousandths of the cube, and degrees of normals.",
     "light": "A light field that changes with time: PSNR in dB (milliseconds of a step).",
     "waves": "Waves of one length in d dimensions: PSNR in dB (milliseconds of a step).",
 }
@@ -68,6 +74,9 @@ class FieldsConfig:
         coarsest: resolution of the first level.
         finest: resolution of the last level.
         axes: factors of the resolution of each axis. Default: ones.
+        window: part of the steps after which all levels are shown, coarse ones first. Default: all from the start.
+        turned: rotate the solids of "surface".
+        normal_weight, eikonal_weight, volume_weight: of the loss of "surface".
         hidden: channels of the two hidden layers of the network.
         photographs: of the mosaic.
         test_points: positions to evaluate on.
@@ -89,6 +98,11 @@ class FieldsConfig:
     coarsest: float = 8.0
     finest: float = 512.0
     axes: tuple[float, ...] | None = None
+    window: float = 0.0
+    turned: bool = False
+    normal_weight: float = 1.0
+    eikonal_weight: float = 1.0
+    volume_weight: float = 0.1
     hidden: int = 64
     photographs: int = 132
     test_points: int = 2**17
@@ -110,7 +124,8 @@ def make_task(config: FieldsConfig, d: int, options: RunOptions) -> Task:
     if config.task == "image":
         return Image(options.device, config.photographs, options.data, config.validation)
     if config.task == "surface":
-        return Surface(options.device, 2**18, config.validation)
+        weights = config.normal_weight, config.eikonal_weight, config.volume_weight
+        return Surface(options.device, 2**18, config.validation, config.turned, weights)
     return (LightField if config.task == "light" else Waves)(d, options.device, config.validation)
 
 
@@ -167,6 +182,9 @@ def train(field: Field, task: Task, config: FieldsConfig, options: RunOptions, s
     def batch(step: int) -> tuple[Tensor, ...]:
         nonlocal ended
         seconds.append(clock() - ended)
+        if config.window:
+            # from 0.3, as in PermutoSDF
+            field.show_levels(min(1.0, 0.3 + 0.7 * step / (config.window * settings.steps)))
         mark, rest = divmod(step, every)
         if rest == 0 and 0 < mark <= _MARKS:
             field.curve[mark - 1] = task.evaluate(field, config.test_points // 8)[task.score]
@@ -190,37 +208,42 @@ def train(field: Field, task: Task, config: FieldsConfig, options: RunOptions, s
 
 
 def tune(configs: list[FieldsConfig], options: RunOptions, log: Log) -> list[FieldsConfig]:
-    """Choose the learning rate of each row, then its finest level, on another field; write `tuning/ROW.json`.
+    """Choose the learning rate of each row, then its `SETTINGS`, on another field; write `tuning/ROW.json`.
 
-    Every row has five trainings of half the steps but at least 160, with the middle dimension and the smallest table.
+    Settings are chosen one after the other, from the middle of all ranges. Trainings have all steps, the middle
+    dimension and the smallest table.
     """
     return [_tune_row(config, options, log) for config in configs]
 
 
 def _tune_row(config: FieldsConfig, options: RunOptions, log: Log) -> FieldsConfig:
     d, power = config.dimensions[len(config.dimensions) // 2], config.table_sizes[0]
-    steps = min(config.training.steps, max(160, config.training.steps // 2))
     trial = replace(config, test_points=config.test_points // 8, validation=True, seed=1000)
-    task = make_task(trial, d, options)
-    scores: dict[tuple[float, float], float] = {}
+    ranges = {"learning_rate": LEARNING_RATES[config.encoding], **SETTINGS[config.task]}
+    chosen, scores = {name: values[1] for name, values in ranges.items()}, dict[str, float]()
 
-    def score(rate: float, finest: float) -> float:
-        if (rate, finest) not in scores:
-            training = replace(config.training, steps=steps, learning_rate=rate)
-            setting = replace(trial, training=training, finest=finest)
-            field = build_field(setting, d, 2**power, task).to(options.device)
-            with TemporaryDirectory() as folder:
-                found = train(field, task, setting, replace(options, output=Path(folder), resume=False), "")
-            scores[rate, finest] = found[task.score]
-            log(f"{config.name}: learning rate {rate:g}, finest level {finest:g}: {task.score} {found[task.score]:.5g}")
-        return scores[rate, finest]
+    def configure(start: FieldsConfig) -> FieldsConfig:
+        training = replace(start.training, learning_rate=chosen["learning_rate"])
+        others: dict[str, Any] = {name: chosen[name] for name in SETTINGS[config.task]}
+        return replace(start, training=training, **others)
 
-    best, levels = min if task.score == "near" else max, FINEST[config.task]
-    rate = best(LEARNING_RATES[config.encoding], key=lambda rate: score(rate, levels[1]))
-    finest = best(levels, key=lambda finest: score(rate, finest))
-    table = {f"{rate:g}, {finest:g}": value for (rate, finest), value in scores.items()}
-    write_json(options.output / "tuning" / f"{config.name}.json", {task.score: table, "steps": steps})
-    return replace(config, training=replace(config.training, learning_rate=rate), finest=finest)
+    for name, values in ranges.items():
+        found = dict[float, float]()
+        for chosen[name] in values:
+            key = ", ".join(f"{value:g}" for value in chosen.values())
+            setting = configure(trial)
+            task = make_task(setting, d, options)
+            if key not in scores:
+                field = build_field(setting, d, 2**power, task).to(options.device)
+                with TemporaryDirectory() as folder:
+                    result = train(field, task, setting, replace(options, output=Path(folder), resume=False), "")
+                scores[key] = result[task.score]
+                log(f"{config.name}: {', '.join(ranges)} = {key}: {task.score} {scores[key]:.5g}")
+            found[chosen[name]] = scores[key]
+        chosen[name] = (min if task.score == "error" else max)(found, key=found.__getitem__)
+    content = {task.score: scores, "settings": list(ranges), "steps": config.training.steps}
+    write_json(options.output / "tuning" / f"{config.name}.json", content)
+    return configure(config)
 
 
 def _examples_path(name: str, seed: int, options: RunOptions) -> Path:
@@ -254,17 +277,18 @@ def make_table(task: str, rows: Sequence[Result]) -> Table:
         place = f"metrics/fields/{key}"
         if task == "surface":
             columns += [Column(name, f"{place}/{name}", factor=1000) for name in ("near", "anywhere")]
-            columns += [Column("degrees", f"{place}/degrees"), Column("ms", f"{place}/step_milliseconds", "{:.0f}")]
+            columns += [Column(name, f"{place}/{name}") for name in ("degrees", "smoothed")]
+            columns.append(Column("ms", f"{place}/step_milliseconds", "{:.0f}"))
         else:
             columns.append(Column(key, (f"{place}/psnr", f"{place}/step_milliseconds"), "{:.2f} ({:.0f})"))
     return Table(columns, rows, CAPTIONS[task], task)
 
 
 def draw(task: str, results: Sequence[Result], options: RunOptions) -> Any:
-    """Draw the truth, the last field of every row, and scores over the seconds of training."""
+    """Draw the truth, the last field of every row but turned ones, and scores over the seconds of training."""
     pictures: dict[str, Any] = {}
     curves: dict[str, Any] = {}
-    for runs in by_row(results).values():
+    for runs in by_row([result for result in results if not result.config.get("turned")]).values():
         title, last = runs[0].config["title"], list(runs[0].metrics["fields"].values())[-1]
         each = (last["step_milliseconds"] or 0) / 1000 * runs[0].config["training"]["steps"] / (_MARKS + 1)
         curves[title] = [(each * (mark + 1), score) for mark, score in enumerate(last["curve"])]
@@ -280,7 +304,7 @@ def draw(task: str, results: Sequence[Result], options: RunOptions) -> Any:
         axis.set(xticks=[], yticks=[])
     for title, curve in curves.items():
         last_axis.plot(*zip(*curve, strict=True), marker=".", label=title)
-    last_axis.set(xlabel="seconds of training", ylabel="error" if task == "surface" else "PSNR, dB")
+    last_axis.set(xlabel="seconds of training", ylabel="mean error" if task == "surface" else "PSNR, dB")
     last_axis.legend(fontsize=6)
     return figure
 

@@ -19,6 +19,8 @@ Function = Callable[[Tensor], Tensor]
 # positions of one call of a field, so that grids of many corners fit the memory
 _CHUNK = 2**14
 PICTURE = 192
+# of the differences that smooth normals
+_STEP = 0.004
 
 
 class Task:
@@ -189,14 +191,36 @@ def trace(origins: Tensor, directions: Tensor, time: Tensor, bounces: int) -> Te
 class Surface(Task):
     """The signed distance of three linked rings, a rounded box and 64 balls, from points on them with their normals.
 
-    The solids are disjoint, so the smallest of their distances is the distance of all.
+    The solids are disjoint, so the smallest of their distances is the distance of all. Those for validation have other
+    sizes, and their axes another order.
+
+    Args:
+        cloud: number of points.
+        turned: rotate the solids, which have the axes of the cube otherwise, and shrink them to fit it.
+        weights: of normals, gradients of length one and volume in the loss.
     """
 
-    channels, smooth, score = 1, True, "near"
+    channels, smooth, score = 1, True, "error"
 
-    def __init__(self, device: torch.device, cloud: int, validation: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        cloud: int,
+        validation: bool = False,
+        turned: bool = False,
+        weights: tuple[float, float, float] = (1.0, 1.0, 0.1),
+    ) -> None:
         super().__init__(3, device, validation)
-        self.ring, self.tube, self.ball = (0.18, 0.03, 0.02) if validation else (0.17, 0.04, 0.03)
+        self.weights = weights
+        self.ring, self.tube, self.ball, self.spacing = (
+            (0.18, 0.03, 0.06, 0.2) if validation else (0.17, 0.04, 0.03, 0.1)
+        )
+        self.box = torch.tensor([0.30, 0.30, 0.05] if validation else [0.34, 0.23, 0.04], device=device)
+        self.scale = 0.75 if turned else 1.0
+        frame = torch.eye(3).roll(int(validation), dims=0)
+        if turned:
+            frame = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(3 + validation)))[0]
+        self.frame = frame.to(device)
         self.cloud, self.normals = self.sample(cloud, torch.Generator(device).manual_seed(0))
 
     def sample(self, points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -208,18 +232,20 @@ class Surface(Task):
 
     def values(self, positions: Tensor) -> Tensor:
         """Return the true distance `[points, 1]`, negative inside."""
+        positions = (positions - 0.5) @ self.frame / self.scale + 0.5
         distances = []
         for center, axis in ((0.27, 2), (0.5, 1), (0.73, 2)):
             offset = positions - torch.tensor([center, 0.5, 0.5], device=self.device)
             flat = offset[:, [other for other in range(3) if other != axis]].norm(dim=1)
             distances.append(torch.hypot(flat - self.ring, offset[:, axis]) - self.tube)
         middle = torch.tensor([0.5, 0.5, 0.15], device=self.device)
-        beyond = (positions - middle).abs() - torch.tensor([0.34, 0.23, 0.04], device=self.device)
+        beyond = (positions - middle).abs() - self.box
         distances.append(beyond.clamp_min(0).norm(dim=1) + beyond.amax(dim=1).clamp_max(0) - 0.02)
-        nearest = ((positions[:, :2] - 0.15) / 0.1).round().clamp(0, 7) * 0.1 + 0.15
+        nearest = ((positions[:, :2] - 0.15) / self.spacing).round().clamp(0, 0.8 / self.spacing - 1)
+        nearest = nearest * self.spacing + 0.15
         height = positions[:, 2:] - 0.82
         distances.append(torch.cat([positions[:, :2] - nearest, height], dim=1).norm(dim=1) - self.ball)
-        return torch.stack(distances, dim=1).amin(dim=1, keepdim=True)
+        return self.scale * torch.stack(distances, dim=1).amin(dim=1, keepdim=True)
 
     def batch(self, points: int, seed: int) -> tuple[Tensor, ...]:
         """Draw points of the cloud with normals, and positions anywhere, half of them each."""
@@ -233,21 +259,29 @@ class Surface(Task):
         on, off = values.split(len(cloud))
         eikonal = (gradients.norm(dim=1) - 1).square().mean()
         aligned = (gradients[: len(cloud)] - normals).norm(dim=1).mean()
-        loss: Tensor = 30 * on.abs().mean() + aligned + eikonal + 0.1 * torch.sigmoid(-50 * off).mean()
-        return loss
+        terms = (aligned, eikonal, torch.sigmoid(-50 * off).mean())
+        weighted = [weight * term for weight, term in zip(self.weights, terms, strict=True)]
+        return torch.stack([30 * on.abs().mean(), *weighted]).sum()
 
     def evaluate(self, field: Function, points: int) -> dict[str, float]:
-        """Return mean absolute errors near the surface and anywhere, and the mean angle between normals."""
+        """Return mean errors: distances near the surface and anywhere, angles between normals, and of smoothed normals.
+
+        `error` is the geometric mean of the first three.
+        """
         generator = torch.Generator(self.device).manual_seed(-1)
         on, normals = self.sample(points, generator)
         free = self.positions(points, generator)
         near = (on + normals * (free[:, :1] - 0.5) / 10).clamp(0, 1)
         found = torch.cat([value_and_gradient(field, part)[1] for part in on.split(_CHUNK)])
-        cosines = F.cosine_similarity(found, normals).clamp(-1, 1)
         with torch.no_grad():
             errors = [(in_chunks(field, x) - self.values(x)).abs().mean() for x in (near, free)]
-        angle = cosines.acos().mean() * 180 / math.pi
-        scores = {"near": float(errors[0]), "anywhere": float(errors[1]), "degrees": float(angle)}
+            steps = _STEP * torch.eye(3, device=self.device)
+            sides = [in_chunks(field, on + step) - in_chunks(field, on - step) for step in steps]
+            for slopes in (found, torch.cat(sides, dim=1)):
+                cosines = F.cosine_similarity(slopes, normals).clamp(-1, 1)
+                errors.append(cosines.acos().mean() * 180 / math.pi)
+        scores = dict(zip(("near", "anywhere", "degrees", "smoothed"), map(float, errors), strict=True))
+        scores["error"] = math.prod(list(scores.values())[:3]) ** (1 / 3)
         return {name: round(value, 6) for name, value in scores.items()}
 
     def draw(self, field: Function | None) -> Tensor:

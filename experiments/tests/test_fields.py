@@ -74,16 +74,38 @@ def test_rows_of_a_task_have_equal_parameters() -> None:
 
 
 @pytest.mark.parametrize("validation", [False, True])
-def test_surface_is_a_distance(validation: bool) -> None:
-    surface = Surface(CPU, 2000, validation)
+@pytest.mark.parametrize("turned", [False, True])
+def test_surface_is_a_distance_within_the_cube(validation: bool, turned: bool) -> None:
+    surface = Surface(CPU, 2000, validation, turned)
+    assert 0 < surface.cloud.min() < surface.cloud.max() < 1
     torch.testing.assert_close(surface.values(surface.cloud), torch.zeros(2000, 1), atol=1e-5, rtol=0)
     positions = torch.rand(500, 3, generator=torch.Generator().manual_seed(1))
     distances, gradients = value_and_gradient(surface.values, positions)
     torch.testing.assert_close(gradients.norm(dim=1), torch.ones(500), atol=1e-4, rtol=0)
-    nearest = torch.cdist(positions, Surface(CPU, 100_000, validation).cloud).amin(dim=1)
+    nearest = torch.cdist(positions, Surface(CPU, 100_000, validation, turned).cloud).amin(dim=1)
     assert ((nearest - distances[:, 0].abs()).abs() < 0.02).all()
-    truth = {"near": 0.0, "anywhere": 0.0, "degrees": pytest.approx(0, abs=0.05)}
-    assert surface.evaluate(surface.values, 1000) == truth
+    scores = surface.evaluate(surface.values, 1000)
+    assert scores["near"] == scores["anywhere"] == scores["error"] == 0
+    assert scores["degrees"] < 0.05
+    assert scores["smoothed"] < 1
+
+
+@pytest.mark.parametrize("row", ["surface_permutohedral", "surface_grid", "surface_frequency"])
+def test_window_hides_fine_levels(row: str) -> None:
+    [config] = load_experiment("fields").choose_rows([row])
+    field = build_field(config, 3, 2**12, Surface(CPU, 16))
+    if config.encoding != "frequency":
+        field.encoding.get_parameter("table").data.normal_()
+    positions = torch.rand(10, 3, generator=torch.Generator().manual_seed(0))
+    complete, start = field(positions), (positions - 0.5).norm(dim=1, keepdim=True) - 0.4
+    field.show_levels(1.0)
+    torch.testing.assert_close(field(positions), complete)
+    field.show_levels(0.0)
+    assert field.window is not None
+    expected = field.network(torch.cat([torch.zeros(10, len(field.window)), 2 * positions - 1], dim=1)) + start
+    torch.testing.assert_close(field(positions), expected)
+    field.show_levels(0.5)
+    assert 0 < field.window.count_nonzero() < len(field.window)
 
 
 def test_light_field_shows_balls_floor_and_sky() -> None:
@@ -112,16 +134,23 @@ def test_fields_for_validation_are_others() -> None:
     assert Image(CPU, 4, folder).pixels.float().mean() != Image(CPU, 4, folder, validation=True).pixels.float().mean()
 
 
-def test_tuning_keeps_the_best_of_five_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", ["waves_frequency", "surface_grid"])
+def test_tuning_keeps_the_best_settings(row: str, tmp_path: Path) -> None:
     experiment, lines = load_experiment("fields"), list[str]()
     options = RunOptions(tmp_path, device_name="cpu")
-    [config] = experiment.choose_rows(["waves_frequency"], smoke=True)
+    [config] = experiment.choose_rows([row], smoke=True)
     [chosen] = experiment.actions["tune"]([config], options, lines.append)
-    scores = json.loads((tmp_path / "tuning" / "waves_frequency.json").read_text())["psnr"]
-    assert len(scores) == len(lines) == 5
-    assert max(scores, key=scores.get) == f"{chosen.training.learning_rate:g}, {chosen.finest:g}"
-    training = replace(config.training, learning_rate=chosen.training.learning_rate)
-    assert chosen == replace(config, training=training, finest=chosen.finest)
+    content = json.loads((tmp_path / "tuning" / f"{row}.json").read_text())
+    names, (best, scores) = (
+        content["settings"],
+        (max, content["psnr"]) if "psnr" in content else (min, content["error"]),
+    )
+    # one setting after the other: two more trainings for each
+    assert len(scores) == len(lines) == 1 + 2 * len(names)
+    values = {name: getattr(chosen, name) for name in names[1:]}
+    rate = chosen.training.learning_rate
+    assert best(scores, key=scores.get) == ", ".join(f"{value:g}" for value in (rate, *values.values()))
+    assert chosen == replace(config, training=replace(config.training, learning_rate=rate), **values)
 
 
 def test_a_perfect_field_scores_high() -> None:
