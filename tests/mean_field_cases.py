@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops import reference
+from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import PairwiseTables
-from permutohedral.ops.neighborhood import axis_offsets
 
 
 def kernel_over(

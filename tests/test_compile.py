@@ -18,7 +18,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS
-from permutohedral.ops import neighborhood
+from permutohedral.lattice import neighborhood
+from permutohedral.ops import constants
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +180,7 @@ def test_eager_call_after_export(export: bool) -> None:
     layer = ph.nn.PermutohedralConv(2, 3, dimension=2, device=DEVICE)
     inputs = draw(20, 2), draw(20, 2, seed=1)
     expected = layer(*inputs)
-    for builder in (neighborhood._taps, *neighborhood._BUILDERS.values()):
+    for builder in (neighborhood._taps, *constants._BUILDERS.values()):
         builder.cache_clear()
     if export:
         torch.export.export(layer, inputs, strict=False)

@@ -11,7 +11,7 @@ from support import DEVICE, ascending, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.ops.neighborhood import count_taps
+from permutohedral.lattice.neighborhood import count_taps
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -12,7 +12,9 @@ from support import assert_close
 
 from permutohedral.errors import NeighborhoodError
 from permutohedral.lattice.geometry import tap_positions
-from permutohedral.ops.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, blur_gain, count_taps, gaussian_weight
+from permutohedral.lattice.neighborhood import MAX_TAPS, Neighborhood, count_taps, gaussian_weight
+from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.contract import blur_gain
 
 SIZES = [(d, s) for d in range(1, 7) for s in range(4)]
 

@@ -192,7 +192,8 @@ The lattice is coarse where noise or edges are wide compared with the bandwidth 
 
 Times are processor times of one core. Goals are a relative error of {error:g}, {worst:g} at the worst pixel, and
 {time:g} times the time of the lattice. At 8 pixels, `auto` misses that of the worst pixel on clean photographs for
-bandwidths in color from 0.05 on: the grid would take too long. The table shows one of five bandwidths in color;
+bandwidths in color from 0.05 on: the grid would take too long. Its costs are those of one processor; on
+others, exact windows may take twice the time of the lattice. The table shows one of five bandwidths in color;
 `results/accuracy-pictures.json` has all.
 """
 

@@ -15,7 +15,7 @@ from support import DEVICE
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.ops.neighborhood import count_taps
+from permutohedral.lattice.neighborhood import count_taps
 
 Array = NDArray[np.float64]
 Layout = Literal["flat", "ragged", "dense", "shared"]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from support import DEVICE, TOLERANCE, relative_error
 from torch import Tensor
 
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import dispatch, reference
-from permutohedral.ops.neighborhood import Neighborhood
 
 pytestmark = pytest.mark.skipif(not OTHERS, reason="the reference is the only backend here")
 

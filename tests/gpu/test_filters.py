@@ -104,7 +104,8 @@ def test_gaussians_of_changing_points(d: int, dtype: torch.dtype) -> None:
 def gaussian_on(points: ph.lattice.Simplices, values: Tensor, num_lattice_points: int, d: int) -> Tensor:
     """The normalized Gaussian on given simplices, of primitives in float64 on the CPU."""
     from permutohedral.ops import reference
-    from permutohedral.ops.neighborhood import axis_offsets, blur_gain
+    from permutohedral.ops.constants import axis_offsets
+    from permutohedral.ops.contract import blur_gain
 
     keys, vertices, barycentric = points.keys.cpu(), points.vertices.cpu(), exact(points.barycentric)
     axes = reference.find_neighbors(keys, torch.empty(0, dtype=torch.int64), keys, axis_offsets(d))

@@ -12,12 +12,15 @@ from mean_field_cases import defined, field, marginals_and_gradients, move
 from support import INTERPRETED
 from torch import Tensor
 
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
-from permutohedral.ops.contract import Declined, transpose_weight
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets, blur_gain
+from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.contract import Declined, blur_gain, transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
-weight_gradient = pytest.importorskip("permutohedral.ops.triton.filter.weight_gradient")
+weight_gradient = pytest.importorskip(
+    "permutohedral.ops.triton.filter.weight_gradient", reason="Triton is not installed"
+)
 launching = pytest.importorskip("permutohedral.ops.triton.kernel", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 

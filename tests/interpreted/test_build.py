@@ -14,12 +14,13 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
+from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import use as use_backend
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 
 def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tensor | None = None) -> None:

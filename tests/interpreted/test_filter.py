@@ -14,11 +14,11 @@ from support import assert_close
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
-from permutohedral.ops.contract import Declined, PairwiseTables
+from permutohedral.ops.contract import Declined, PairwiseTables, blur_gain
 from permutohedral.ops.dispatch import use as use_backend
-from permutohedral.ops.neighborhood import Neighborhood, blur_gain
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_lookup_tables_of_other_backends(names: tuple[str, str]) -> None:
     """The tables of 80 vertices in a hash table of 64 slots, and of many more."""
     maker, user = names
     if maker == "native" or user == "native":
-        pytest.importorskip("permutohedral._native")
+        pytest.importorskip("permutohedral._native", reason="the compiled core is not installed")
     for points in (5, 40, 300):
         features, targets = 4 * draw(points, 2), 4 * draw(7, 2, seed=1)
 

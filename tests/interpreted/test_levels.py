@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import permutohedral as ph
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import operators
 from permutohedral.ops.dispatch import use as use_backend
-from permutohedral.ops.neighborhood import Neighborhood
 from permutohedral.ops.triton.build import lattice
 
 

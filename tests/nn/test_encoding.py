@@ -13,7 +13,7 @@ from support import DEVICE, INTERPRETED, ErrorCase, assert_close, assert_raises,
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import InputError
+from permutohedral.errors import FeatureRangeError, InputError
 
 SIGMAS = np.geomspace(1.0, 0.05, 4)
 # largest error, for tables of normal numbers
@@ -283,6 +283,7 @@ ERRORS: dict[str, ErrorCase] = {
     "other dtype": (lambda: make()(positions_of(5).float()), InputError, "positions must be torch.float64"),
     "no tensor": (lambda: make()([[0.0] * 3]), InputError, "positions must be a torch.Tensor, got list"),
     "window": (lambda: make()(positions_of(5), torch.ones(3)), InputError, r"window must be \[4\], got \(3,\)"),
+    "far positions": (lambda: make()(1e12 * positions_of(5)), FeatureRangeError, "positions reach .* larger sigmas"),
     "configuration": (
         lambda: ph.nn.PermutohedralEncoding.from_config({"otype": "HashGrid"}, 3),
         InputError,

@@ -14,9 +14,10 @@ import torch
 from support import assert_close
 
 from permutohedral.errors import BackendUnavailable
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import dispatch, operators, reference
-from permutohedral.ops.contract import SMALLEST_MASS
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets, blur_gain
+from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
 
 
 @pytest.mark.parametrize("channels", [*range(1, 10), 15, 16, 17, 22, 32, 33, 67])

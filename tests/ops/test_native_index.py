@@ -13,8 +13,9 @@ from support import assert_close
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops.constants import axis_offsets
 
 
 def corners_of(keys: Tensor, vertices: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import operators
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops.constants import axis_offsets
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -10,10 +10,11 @@ from support import DEVICE, ascending, assert_close, to_tensor, vertices_of
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import operators
+from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import Primitives, key_limit
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 DIMENSIONS = [1, 2, 3, 4, 5, 6, 9, 17, 32]
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import dispatch
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops.constants import axis_offsets
 
 _BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
 pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")

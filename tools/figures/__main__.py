@@ -17,9 +17,9 @@ from figures.photographs import draw_segmentation, draw_upsampling
 from figures.simplices import draw_simplices
 from figures.steps import draw_steps, make_scene
 from permutohedral.files.figure import save_figure
+from permutohedral.lattice.neighborhood import gaussian_weight
 from permutohedral.models.denoising import PermutohedralDenoiser
 from permutohedral.models.pretrained import load_pretrained
-from permutohedral.ops.neighborhood import gaussian_weight
 
 
 def main(folder: Path) -> None:

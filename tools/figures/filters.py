@@ -16,7 +16,7 @@ from torch import Tensor
 from figures.canvas import DIVERGING, GRID, INK, Array, bare
 from permutohedral.files.figure import new_figure
 from permutohedral.lattice.geometry import tap_positions
-from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
 
 # longest line of a title next to a row of slices
 _TITLE_LETTERS = 16

@@ -19,7 +19,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.lattice.features import positions, positive_numbers
 from permutohedral.lattice.lattice import Lattice, build_lattice
-from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.lattice.tensors import check_count, check_tensor
 
 __all__ = ["CRF", "BilateralFilter", "PHLFilter", "TrainableBilateralFilter", "TrainableJointBilateralFilter"]
 

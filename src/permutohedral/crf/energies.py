@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
 
 # by how much probabilities may leave the range from 0 to 1

@@ -15,9 +15,9 @@ from permutohedral.crf.pairwise import ComposedPairwise, Pairwise, compatibility
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
+from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops import composite
 from permutohedral.ops.contract import Declined, PairwiseTables, accumulation_dtype, energies_error
-from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced, wants_gradient
 
 

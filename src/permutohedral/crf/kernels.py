@@ -15,7 +15,7 @@ from permutohedral.lattice.features import Sigma, check_image
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.lattice.features import positions as grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
-from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
 
 KernelNormalization = Literal["symmetric", "before", "after", "none"]

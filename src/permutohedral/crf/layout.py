@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permutohedral.crf.kernels import Kernel
 from permutohedral.errors import InputError
-from permutohedral.ops.tensors import check_tensor, refuse_torchscript
+from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.contract import SMALLEST_MASS, PairwiseTables
-from permutohedral.ops.neighborhood import blur_gain
+from permutohedral.ops.contract import SMALLEST_MASS, PairwiseTables, blur_gain
 from permutohedral.ops.tracing import requires_gradient
 
 # powers of the mass that a kernel is divided by, at its source and at its target

@@ -24,8 +24,8 @@ from permutohedral.dask.workers import check_chunk_fits, check_merge_fits, limit
 from permutohedral.errors import InputError
 from permutohedral.lattice.memory import new_tensor
 from permutohedral.ops import operators
-from permutohedral.ops.contract import SMALLEST_MASS
-from permutohedral.ops.neighborhood import axis_offsets, blur_gain
+from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
 
 # lattices merged per task; each lattice point is looked up once on every level of the tree
 _MERGED_PER_TASK = 16

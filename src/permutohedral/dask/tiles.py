@@ -87,9 +87,11 @@ def map_tiles(
         function: takes values, float32 or float64 `[channels, *space]`, and the position of their first sample.
             Returns the same shape. A bilateral layer is `lambda values, origin: layer(values[None], origin=origin)[0]`.
         image: as for `bilateral_filter`.
-        margins: samples that the function needs on either side, for each spatial axis; see `ph.reach`.
+        margins: samples that the function needs on either side, for each spatial axis: `sigma_space` times
+            `ph.lattice.reach`, rounded up; twice as many for a layer with `normalization="symmetric"`.
         axes: as for `bilateral_filter`.
-        out_channels: channels that the function returns; the result is then floating. Default: those of the image.
+        out_channels: channels that the function returns; the result is then floating. The image needs an axis C, such
+            as `image[None]` with `axes="CYX"`. Default: those of the image.
 
     Returns:
         like `image`.

@@ -27,7 +27,7 @@ from permutohedral.lattice.features import (
 from permutohedral.lattice.features import (
     bilateral as bilateral_features,
 )
-from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.lattice.tensors import check_count, check_tensor
 
 __all__ = [
     "ErrorEstimate",
@@ -189,22 +189,21 @@ def _cubes(size: Sequence[int], sigmas: Sequence[float], samples: int) -> Iterat
     generator = torch.Generator().manual_seed(0)
     margins = [math.ceil(_REACH * sigma) for sigma in sigmas]
     for _ in range(math.ceil(samples / _SIDE ** len(size))):
-        cube = tuple(_interval(extent, generator) for extent in size)
-        yield cube, tuple(_widen(*each) for each in zip(cube, margins, size, strict=True))
+        starts = [
+            int(torch.randint(max(extent - _SIDE, 0) + 1, (), generator=generator, device="cpu")) for extent in size
+        ]
+        cube = tuple(slice(start, min(start + _SIDE, extent)) for start, extent in zip(starts, size, strict=True))
+        yield (
+            cube,
+            tuple(
+                slice(max(part.start - margin, 0), min(part.stop + margin, extent))
+                for part, margin, extent in zip(cube, margins, size, strict=True)
+            ),
+        )
 
 
 def _volume(part: _Part) -> int:
     return math.prod(interval.stop - interval.start for interval in part)
-
-
-def _interval(extent: int, generator: torch.Generator) -> slice:
-    """Draw a few consecutive pixels along an axis."""
-    start = int(torch.randint(max(extent - _SIDE, 0) + 1, (), generator=generator, device="cpu"))
-    return slice(start, min(start + _SIDE, extent))
-
-
-def _widen(interval: slice, margin: int, extent: int) -> slice:
-    return slice(max(interval.start - margin, 0), min(interval.stop + margin, extent))
 
 
 def _within(part: _Part, whole: _Part) -> _Part:

@@ -1,7 +1,7 @@
 """The Gaussian filter by its definition: sums over the sources near each target, without a lattice.
 
 The time grows with the number of pairs, so it pays for few points and small windows, and shows what the lattice
-approximates (`estimate.py`).
+approximates (`accuracy.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice.features import Sigma, in_units_of, numbers_of
+from permutohedral.lattice.tensors import check_features, check_tensor, has_finite_sum
 from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.operators import sum_neighbors, sum_window
 from permutohedral.ops.reference import window_extents
-from permutohedral.ops.tensors import check_features, check_tensor, has_finite_sum
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
 
 # sources farther away than this, in standard deviations, have weights below 1.3e-14 and are left out
@@ -47,9 +47,6 @@ def sum_points(
 
     Returns:
         `[..., target points, channels]`.
-
-    >>> sum_points(torch.ones(5, 1), "homogeneous", torch.rand(5, 2)).flatten().tolist()
-    [1.0, 1.0, 1.0, 1.0, 1.0]
     """
     check_features(features, target_features)
     _check_values(values, features)
@@ -77,9 +74,6 @@ class Window:
         guide: `[items, guide channels, height, width]`, in standard deviations, or as it is for a color grid.
         sigma: over y and x, in pixels.
         reach: how far it extends, in standard deviations.
-
-    >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
-    (2.0, 2.0)
     """
 
     guide: Tensor
@@ -98,20 +92,12 @@ def window_size(sigma: tuple[float, float], reach: float, height: int, width: in
 
 
 def has_no_window(sigma_space: Sigma) -> bool:
-    """Return whether a derivative with respect to `sigma_space` may be wanted, which a window does not have.
-
-    >>> has_no_window(4.0)
-    False
-    """
+    """Return whether a derivative with respect to `sigma_space` may be wanted, which a window does not have."""
     return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
 
 
 def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float, float]:
-    """Return sigma over y and x, limited to where more makes no difference, so that squares do not overflow.
-
-    >>> sigma_in_pixels(4.0, 20, 30)
-    (4.0, 4.0)
-    """
+    """Return sigma over y and x, limited to where more makes no difference, so that squares do not overflow."""
     sigma_y, sigma_x = numbers_of(sigma_space, 2, "sigma_space")
     return min(sigma_y, _WIDEST * max(height, 1)), min(sigma_x, _WIDEST * max(width, 1))
 
@@ -119,11 +105,7 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
 def window_of(
     guide: Tensor, sigma_space: Sigma, sigma_color: Sigma | None, reach: float = WINDOW_REACH
 ) -> Window | None:
-    """Return the window of a bilateral filter, None if it `has_no_window`; without sigma_color that of a color grid.
-
-    >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
-    (2.0, 2.0)
-    """
+    """Return the window of a bilateral filter, None if it `has_no_window`; without sigma_color that of a color grid."""
     if has_no_window(sigma_space):
         return None
     sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
@@ -146,10 +128,6 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axe
 
     Returns:
         Like values.
-
-    >>> window = window_of(torch.rand(3, 4, 5), 2.0, 0.1)
-    >>> bool(torch.allclose(sum_pixels(torch.ones(20, 1), "homogeneous", window), torch.ones(20, 1)))
-    True
     """
     _check_normalization(normalization, ("homogeneous", "none"))
     if values.numel() == 0:
@@ -173,10 +151,7 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axe
 
 
 def check_finite(features: Tensor) -> None:
-    """Raise if a feature is NaN or infinite, as a lattice does. A compiled program raises a RuntimeError.
-
-    >>> check_finite(torch.zeros(3))
-    """
+    """Raise if a feature is NaN or infinite, as a lattice does. A compiled program raises a RuntimeError."""
     if is_recorded() and not is_transformed() and features.device.type == "cpu":
         torch._assert_async(features.isfinite().all(), "features must be finite, but some are NaN or infinite")
     if is_traced() or has_finite_sum(features) or bool(torch.isfinite(features).all()):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.filters.normalization import DENSE, Normalization, convolve_with, filter_normalized
+from permutohedral.filters.normalization import DENSE, Normalization, filter_normalized
+from permutohedral.filters.steps import convolve
 from permutohedral.filters.weighting import check_finite_values, weigh
 from permutohedral.lattice.checks import check_points, check_results, lattice_for
 from permutohedral.lattice.lattice import Lattice
@@ -116,7 +117,8 @@ def _plan(
     if filter_size != lattice.neighbors.shape[0] or rest or out_channels % groups:
         return Declined("the weight does not fit the values and the lattice")
     check_results(lattice, out_channels, values)
-    return (FilterTables(lattice, groups, normalization == "density"),)
+    tables = lattice.source, lattice.target, lattice.neighbors, lattice.reverse_neighbors, lattice.opposite
+    return (FilterTables(*tables, groups, normalization == "density"),)
 
 
 def compose(
@@ -128,7 +130,10 @@ def compose(
     sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Compose the filter of operators."""
-    step = partial(convolve_with, weight=weight)
+
+    def step(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+        return convolve(lattice_values, weight, lattice)
+
     output = filter_normalized(values, lattice, normalization, step, DENSE, sample_weight)
     return output if bias is None else output + bias.to(output.dtype)
 

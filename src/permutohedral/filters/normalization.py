@@ -24,9 +24,9 @@ from permutohedral.lattice.checks import (
 )
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
+from permutohedral.lattice.neighborhood import count_taps, gaussian_weight
 from permutohedral.ops import operators
-from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
-from permutohedral.ops.neighborhood import blur_gain, count_taps, gaussian_weight
+from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype, blur_gain
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 
@@ -34,11 +34,6 @@ NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric",
 
 # from lattice values to those at the target lattice points: a learned filter or a Gaussian
 Step = Callable[[Tensor, Lattice], Tensor]
-
-
-def convolve_with(lattice_values: Tensor, lattice: Lattice, weight: Tensor) -> Tensor:
-    """Run `convolve` with the arguments in the order of a step."""
-    return convolve(lattice_values, weight, lattice)
 
 
 def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:

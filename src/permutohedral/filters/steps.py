@@ -27,8 +27,6 @@ from permutohedral.lattice.checks import (
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.operators import splat_largest
-from permutohedral.ops.simplices import Simplices
 
 
 def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum") -> Tensor:
@@ -50,12 +48,13 @@ def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum
     100.0
     """
     rows, leading = points_to_rows(values, lattice)
-    if reduce == "sum":
-        return unfold(_splat(rows, lattice.source), leading)
-    if reduce != "max":
+    if reduce not in ("sum", "max"):
         raise InputError(f"reduce must be 'sum' or 'max', got {reduce!r}")
-    check_rows(lattice.num_lattice_points, rows.shape[1], rows)
-    return unfold(splat_largest(rows, lattice.source.vertices, lattice.num_lattice_points)[0], leading)
+    source, number = lattice.source, lattice.source.num_lattice_points
+    check_rows(number, rows.shape[1], rows)
+    if reduce == "sum":
+        return unfold(operators.splat(rows, source.vertices, source.barycentric, number), leading)
+    return unfold(operators.splat_largest(rows, source.vertices, number)[0], leading)
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
@@ -112,8 +111,3 @@ def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     check_rows(lattice.target.num_points, rows.shape[1], rows)
     sliced = operators.slice(rows, lattice.target.vertices, lattice.target.barycentric)
     return rows_to_points(sliced, lattice, leading)
-
-
-def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
-    check_rows(simplices.num_lattice_points, rows.shape[1], rows)
-    return operators.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)

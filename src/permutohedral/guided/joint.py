@@ -23,8 +23,7 @@ from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
 from permutohedral.ops.composite import slice_planes
-from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.neighborhood import blur_gain
+from permutohedral.ops.contract import accumulation_dtype, blur_gain
 from permutohedral.ops.tracing import is_batched, is_recorded
 
 # targets of a smaller mass, in units of one sample, are blended with linear interpolation

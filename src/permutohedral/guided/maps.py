@@ -13,8 +13,8 @@ from permutohedral.errors import InputError
 from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.features import Sigma, check_channels_first, opponent_colors
 from permutohedral.lattice.features import bilateral as bilateral_features
+from permutohedral.lattice.tensors import check_tensor
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.tensors import check_tensor
 from permutohedral.ops.tracing import is_batched, is_recorded, plain_numbers, surely_all
 
 # default bandwidths over brightness and over color, for a guide with values in [0, 1]

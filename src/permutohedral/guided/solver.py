@@ -35,9 +35,9 @@ from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
+from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops import operators
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import (
     is_recorded,
     is_transformed,

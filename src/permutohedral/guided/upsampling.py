@@ -26,7 +26,7 @@ from permutohedral.guided.maps import (
 from permutohedral.guided.solver import BilateralSolver
 from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.features import Sigma
-from permutohedral.ops.tensors import check_count
+from permutohedral.lattice.tensors import check_count
 from permutohedral.ops.tracing import is_recorded
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]

@@ -16,7 +16,7 @@ from permutohedral.guided.upsampling import Upsampler
 from permutohedral.lattice.arrays import Data, as_given, to_tensor
 from permutohedral.lattice.features import Sigma, numbers_of
 from permutohedral.lattice.geometry import reach
-from permutohedral.ops.tensors import check_count
+from permutohedral.lattice.tensors import check_count
 
 
 def upsample_frames(

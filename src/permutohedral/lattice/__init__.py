@@ -4,7 +4,7 @@ from permutohedral.lattice.bounded import build_bounded_lattice
 from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.lattice.memory import MemoryForecast, forecast_memory
-from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.simplices import Simplices
 
 __all__ = [

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.neighborhood import neighborhood_of
 from permutohedral.lattice.pyramid import MAX_LEVELS, LatticePyramid, LevelTables
+from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops import operators
+from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import FusedFunctions
 from permutohedral.ops.dispatch import backend_name, primitives_for
-from permutohedral.ops.neighborhood import axis_offsets, neighborhood_of
 from permutohedral.ops.reference import coarse_shares, coarsen_vertices
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tensors import check_count, check_tensor
 
 
 class _IndexPoints(torch.autograd.Function):

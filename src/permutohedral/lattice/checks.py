@@ -12,11 +12,11 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows, is_negligible
+from permutohedral.lattice.neighborhood import count_taps
+from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
 from permutohedral.ops import operators
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.neighborhood import count_taps
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tensors import check_tensor, refuse_torchscript
 from permutohedral.ops.tracing import wants_gradient
 
 METHODS = ("lattice", "dense", "exact", "auto")

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.composite import picture_features
 from permutohedral.ops.contract import Declined, accumulation_dtype
-from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
 
 __all__ = ["bilateral", "colors", "join", "opponent_colors", "positions"]

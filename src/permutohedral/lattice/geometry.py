@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from permutohedral.ops.neighborhood import Neighborhood
+from permutohedral.lattice.neighborhood import Neighborhood
+from permutohedral.lattice.tensors import check_count
 from permutohedral.ops.reference import elevation_matrix
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tensors import check_count
 
 
 def reach(axis: int, neighborhood_size: int = 2, halo: int = 0) -> float:

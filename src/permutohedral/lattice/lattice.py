@@ -14,12 +14,12 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.memory import MemoryLimit
+from permutohedral.lattice.neighborhood import Neighborhood, check_halo, neighborhood_of
 from permutohedral.lattice.tables import build_tables, find_neighbors
+from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.constants import items_of_points
 from permutohedral.ops.contract import check_items
-from permutohedral.ops.neighborhood import Neighborhood, check_halo, neighborhood_of
-from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tensors import check_features, check_tensor, compact_storage
+from permutohedral.ops.simplices import Simplices, compact_storage
 from permutohedral.ops.tracing import breaks_graph, is_batched, with_storable_results
 
 

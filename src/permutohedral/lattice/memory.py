@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError, MemoryLimitError
-from permutohedral.ops.neighborhood import Neighborhood, count_taps
-from permutohedral.ops.tensors import check_count
+from permutohedral.lattice.neighborhood import Neighborhood, count_taps
+from permutohedral.lattice.tensors import check_count
 
 _INDEX_BYTES = 4
 # hash table of a GPU: up to eight slots per lattice point, each with a 64-bit key and a 64-bit index

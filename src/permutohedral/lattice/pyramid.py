@@ -21,10 +21,10 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import MemoryLimit
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.lattice.tables import lookup_table
 from permutohedral.ops import operators
 from permutohedral.ops.dispatch import backend_name
-from permutohedral.ops.neighborhood import Neighborhood
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tracing import breaks_graph, with_storable_results
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
 from permutohedral.lattice.memory import MemoryLimit
+from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import operators
 from permutohedral.ops.composite import index_with_neighbors
+from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import backend_name
-from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops.simplices import Simplices
 
 # features `[points, d]`, and the item of each point, None for one item

@@ -23,8 +23,8 @@ from permutohedral.lattice.features import (
     positive_numbers,
     space_in_words,
 )
+from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
-from permutohedral.ops.tensors import check_tensor, refuse_scripting
 from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps

@@ -14,7 +14,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice.bounded import build_bounded_lattice, build_bounded_pyramid, can_be_bounded
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.pyramid import LatticePyramid, build_pyramid
-from permutohedral.ops.tensors import check_tensor
+from permutohedral.lattice.tensors import check_tensor
 
 # steps before a recording, which compile kernels and allocate the state of an optimizer
 _WARM_STEPS = 2

@@ -13,9 +13,9 @@ from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
 from permutohedral.lattice.checks import check_lattice
 from permutohedral.lattice.lattice import Lattice, build_lattice
+from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.nn.scale import scale_features
-from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
-from permutohedral.ops.tensors import check_tensor, refuse_scripting
 from permutohedral.ops.tracing import breaks_graph
 
 Initialization = Literal["kaiming", "gaussian"]

@@ -14,8 +14,8 @@ from permutohedral.crf.kernels import KernelNormalization
 from permutohedral.errors import InputError
 from permutohedral.lattice.features import check_image, positive_numbers, read_numbers
 from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.tensors import check_count, check_tensor, refuse_scripting
 from permutohedral.ops.tracing import breaks_graph, is_recorded
 
 Compatibility = Literal["potts", "diagonal", "matrix"]

@@ -11,16 +11,20 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from permutohedral.errors import InputError
+from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.operators import encode
-from permutohedral.ops.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.ops.tracing import is_traced
 
 MOST_DIMENSIONS = 16
 # of the hash, in upstream implementations
 _MULTIPLIER = 2531011
 # a position at the bounds may round to the cell beyond them
 _ROUNDING = 1e-3
+
+# lattice points are integers of 32 bits
+_MOST_STEPS = 2**31
 
 # numbers that `torch.as_tensor` takes
 Numbers = Tensor | ArrayLike
@@ -111,6 +115,7 @@ def encode_positions(
         )
     if positions.device != table.device:
         raise InputError(f"positions are on {positions.device} but the table is on {table.device}; move one")
+    _check_range(positions, transforms)
     if torch.is_autocast_enabled(table.device.type) and table.dtype != torch.float64:
         table = table.to(torch.get_autocast_dtype(table.device.type))
     features = encode(positions.reshape(-1, d), None, table, transforms, strides)
@@ -118,6 +123,18 @@ def encode_positions(
         factors = window.to(features.device, features.dtype).repeat_interleave(table.shape[2])
         features = features * factors
     return features.view(*positions.shape[:-1], features.shape[1])
+
+
+def _check_range(positions: Tensor, transforms: Tensor) -> None:
+    """Raise if a position has no integer lattice point; on a GPU the host would have to wait, so it is not checked."""
+    if is_traced() or positions.device.type != "cpu" or positions.numel() == 0:
+        return
+    largest = float(positions.detach().abs().max())
+    if largest * float(transforms[..., :-1].abs().sum(dim=-1).max()) >= _MOST_STEPS:
+        raise FeatureRangeError(
+            f"positions reach {largest:.3g}, too many steps of the finest level; scale them to [0, 1], or pass larger "
+            "sigmas"
+        )
 
 
 class FixedBuffers(nn.Module):

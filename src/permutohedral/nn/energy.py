@@ -13,7 +13,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.lattice.features import colors, join, positions, positive_numbers
 from permutohedral.lattice.lattice import build_lattice
-from permutohedral.ops.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.ops.tracing import is_traced
 
 # label of pixels without one

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from permutohedral.filters.gaussian import GaussianMethod, gaussian_filter
 from permutohedral.filters.normalization import Normalization
+from permutohedral.lattice.tensors import refuse_scripting
 from permutohedral.nn.scale import scale_features
-from permutohedral.ops.tensors import refuse_scripting
 
 
 class GaussianFilter(nn.Module):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.ops.composite import normalize_items
 from permutohedral.ops.contract import Declined, ItemRows, ItemsNorm
-from permutohedral.ops.tensors import check_tensor, refuse_scripting
 from permutohedral.ops.tracing import breaks_graph, with_storable_results, without_autocast
 
 

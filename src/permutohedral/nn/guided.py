@@ -13,8 +13,8 @@ from permutohedral.guided.joint import LEAST_MASS, joint_features
 from permutohedral.guided.maps import check_space, layout_of
 from permutohedral.guided.solver import Observe, bilateral_solver
 from permutohedral.lattice.features import Sigma, positive_numbers
+from permutohedral.lattice.tensors import refuse_scripting
 from permutohedral.nn.convolution import PermutohedralConv
-from permutohedral.ops.tensors import refuse_scripting
 
 
 class BilateralUpsample2d(nn.Module):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.lattice.checks import check_values, lattice_to_rows, rows_to_points
 from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.tensors import refuse_scripting
 from permutohedral.ops import operators
 from permutohedral.ops.operators import splat_largest
-from permutohedral.ops.tensors import refuse_scripting
 
 
 class PointSplat(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.ops.tensors import check_tensor
+from permutohedral.lattice.tensors import check_tensor
 
 
 def scale_features(features: Tensor, dimension: int, scale: Tensor | None) -> Tensor:

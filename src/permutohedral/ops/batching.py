@@ -28,38 +28,32 @@ def loop(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, A
     return stacked, (0,) * len(stacked)
 
 
-def padded(keys: tuple[int, ...], tables: tuple[int, ...]) -> Rule:
+def padded(table: int) -> Rule:
     """Return the rule of operators that number lattice points: each item gets as many as the largest item has.
 
-    Args:
-        keys: which results are keys.
-        tables: which results are lookup tables; they become empty, which every backend accepts.
+    The first result is the keys. The result `table` is a lookup table; it becomes empty, which every backend accepts.
     """
 
     def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
         found: list[Tensor] = []
         where: list[int | None] = []
         for place, parts in enumerate(zip(*_run_each(run, items, axes, arguments), strict=True)):
-            if place in tables:
+            if place == table:
                 found.append(parts[0][:0])
                 where.append(None)
             else:
-                found.append(torch.stack(_pad_keys(parts) if place in keys else parts))
+                found.append(torch.stack(_pad_keys(parts) if place == 0 else parts))
                 where.append(0)
         return tuple(found), tuple(where)
 
     return rule
 
 
-def stack_channels(otherwise: Rule) -> Rule:
-    """Return the rule that stacks items as channels if they share all arguments but the first, the values."""
-
-    def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-        if any(axis is not None for axis in axes[1:]):
-            return otherwise(run, items, axes, arguments)
-        return _part(run(_stack_channels(arguments[0], axes[0], items), *arguments[1:]), items)
-
-    return rule
+def stack_channels(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    """Stack items as channels if they share all arguments but the first, the values."""
+    if any(axis is not None for axis in axes[1:]):
+        return loop(run, items, axes, arguments)
+    return _part(run(_stack_channels(arguments[0], axes[0], items), *arguments[1:]), items)
 
 
 def as_groups(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
@@ -69,12 +63,6 @@ def as_groups(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[A
     *tensors, groups = arguments
     wide = (_stack_channels(tensor, axis, items) for tensor, axis in zip(tensors[:2], axes[:2], strict=True))
     return _part(run(*wide, *tensors[2:], groups * items), items)
-
-
-def as_points(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-    """Run an operator that treats each row by itself on the rows of all items."""
-    rows = (_items_first(tensor, axis, items).flatten(0, 1) for tensor, axis in zip(arguments, axes, strict=True))
-    return run(*rows).unflatten(0, (items, -1)), 0
 
 
 def stack_rows(rows: tuple[int, ...]) -> Rule:

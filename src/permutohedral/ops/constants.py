@@ -1,11 +1,15 @@
-"""Integer tensors that many lattices share, cached for each device. Do not write to them."""
+"""Tensors that many lattices share, cached for each device. Do not write to them."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from permutohedral.ops.tracing import is_traced
 
@@ -28,7 +32,7 @@ def _make_items(items: int, points: int, device: torch.device) -> Tensor:
     return torch.arange(items, dtype=torch.int32, device=device).repeat_interleave(points)
 
 
-@lru_cache(maxsize=24)
+@functools.lru_cache(maxsize=24)
 def _cached_items(items: int, points: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         tensor = _make_items(items, points, device)
@@ -36,3 +40,59 @@ def _cached_items(items: int, points: int, device: torch.device) -> Tensor:
         # other streams will read it, too
         torch.cuda.current_stream(tensor.device).synchronize()
     return tensor
+
+
+# by name, since torch.compile cannot pass functions to a constant
+_BUILDERS: dict[str, functools._lru_cache_wrapper[Tensor]] = {}
+
+
+def shared_constant(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Cache a function of integers and a device, and let `constant` find it by its name."""
+    cached = _BUILDERS[build.__name__] = functools.lru_cache(maxsize=128)(build)
+    return cached
+
+
+def _build_apart(name: str, *arguments: Any) -> Tensor:
+    """Make tensors that outlive a graph or a transformation of torch, and serve where gradients are wanted."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
+        return _BUILDERS[name](*arguments)
+
+
+def _constant_list(name: str, *arguments: int) -> list[Any]:
+    with _disable_current_modes():
+        return _build_apart(name, *arguments, torch.device("cpu")).tolist()
+
+
+# what torch.compiler.assume_constant_result sets, without loading the compiler, which doubles the time to import
+_constant_list._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def constant(name: str, dtype: torch.dtype, device: torch.device | str, *arguments: int) -> Tensor:
+    """Return the tensor of a shared constant, cached.
+
+    Torch writes its elements into a graph instead of recording how they are made.
+
+    Args:
+        name: of the function that builds it, decorated with `shared_constant`.
+        dtype, device: of the tensor.
+        arguments: of the function, without the device.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        # a size that torch.compile takes for unknown becomes a number
+        numbers = _constant_list(name, *(operator.index(each) for each in arguments))
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+        return _build_apart(name, *arguments, torch.device(device))
+    return _BUILDERS[name](*arguments, torch.device(device))
+
+
+@shared_constant
+def _axis_offsets(dimension: int, device: torch.device) -> Tensor:
+    d = dimension
+    ahead = (d + 1) * torch.eye(d + 1, dtype=torch.int32, device="cpu")[:, :d] - 1
+    return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
+
+
+def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
+    """Offsets of +e_0, -e_0, +e_1, ..., -e_d, int32 `[2 (d + 1), d]`: the steps of the separable Gaussian."""
+    return constant("_axis_offsets", torch.int32, device, dimension)

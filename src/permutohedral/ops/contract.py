@@ -53,9 +53,6 @@ class Declined:
 
     Attributes:
         reason: a clause that completes "composed of operators, because ...", with the limit and the value passed.
-
-    >>> Declined("the kernels take at most 64 labels, got 65").reason
-    'the kernels take at most 64 labels, got 65'
     """
 
     reason: str
@@ -285,6 +282,14 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def blur_gain(dimension: int) -> float:
+    """Return the value of d+1 blur passes of a unit impulse at its center: a = 1 + 2^{-d}.
+
+    The impulse either stays, or returns after a step ahead, or back, along all d+1 axes, since sum_j e_j = 0.
+    """
+    return 1.0 + 2.0**-dimension
+
+
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
     """Return the filter of the adjoint: `[filter_size, in / groups, out]` to `[filter_size, out / groups, in]`."""
     filter_size, inputs, out_channels = weight.shape
@@ -293,10 +298,7 @@ def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
 
 
 def check_items(batch: Tensor, name: str = "batch") -> None:
-    """Raise unless every item of `batch [points]` has a key; on a GPU the host waits for that.
-
-    >>> check_items(torch.tensor([0, 2, 2]))
-    """
+    """Raise unless every item of `batch [points]` has a key; on a GPU the host waits for that."""
     if batch.numel() == 0:
         return
     low, high = torch.stack(torch.aminmax(batch)).tolist()
@@ -328,35 +330,23 @@ def range_error(features: Tensor, limit: int) -> FeatureRangeError:
 # plans of the fused functions
 
 
-class FilteredLattice(Protocol):
-    """The attributes of a `Lattice` that a learned filter reads."""
-
-    @property
-    def source(self) -> Simplices: ...
-
-    @property
-    def target(self) -> Simplices: ...
-
-    @property
-    def neighbors(self) -> Tensor: ...
-
-    @property
-    def reverse_neighbors(self) -> Tensor | None: ...
-
-    @property
-    def opposite(self) -> Tensor: ...
-
-
 class FilterTables(NamedTuple):
     """The plan of a learned filter.
 
     Attributes:
-        lattice: between the points.
+        source, target: the simplices of the points that are splatted, and sliced.
+        neighbors: see `find_neighbors`.
+        reverse_neighbors: the table from source to target; None to transpose `neighbors`.
+        opposite: int64 `[filter_size]`, the tap at the negative offset of each tap.
         groups: number of groups of channels.
         by_density: divide each lattice point by its splatted weight before the convolution.
     """
 
-    lattice: FilteredLattice
+    source: Simplices
+    target: Simplices
+    neighbors: Tensor
+    reverse_neighbors: Tensor | None
+    opposite: Tensor
     groups: int
     by_density: bool
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from permutohedral.ops.batching import (
     Arguments,
     as_groups,
-    as_points,
-    loop,
     padded,
     stack_channels,
     stack_rows,
@@ -68,7 +66,7 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
     "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
     _index_points_shape,
     derivative=Derivative(_save_features, _index_points_backward, _jvp_index_points),
-    batch=padded(keys=(0,), tables=(3,)),
+    batch=padded(table=3),
 )
 
 
@@ -88,7 +86,7 @@ embed_gradient: Operator[Tensor] = Operator(
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
     lambda features, gradient: features.new_empty(features.shape),
     derivative=multilinear({1: lambda gradient, features, _: embed_differential(features, gradient)}),
-    batch=as_points,
+    batch=stack_rows((0, 1)),
 )
 embed_differential: Operator[Tensor] = Operator(
     "embed_differential",
@@ -96,7 +94,7 @@ embed_differential: Operator[Tensor] = Operator(
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
     _embed_differential,
     derivative=multilinear({1: lambda gradient, features, _: embed_gradient(features, gradient)}),
-    batch=as_points,
+    batch=stack_rows((0, 1)),
 )
 
 
@@ -112,7 +110,7 @@ index_keys: Operator[tuple[Tensor, ...]] = Operator(
     "index_keys",
     "(Tensor keys) -> (Tensor, Tensor, Tensor)",
     _index_keys_shape,
-    batch=padded(keys=(0,), tables=(2,)),
+    batch=padded(table=2),
 )
 
 
@@ -141,7 +139,7 @@ splat: Operator[Tensor] = Operator(
             2: lambda gradient, values, vertices, barycentric, num: barycentric_gradient(values, gradient, vertices),
         }
     ),
-    batch=stack_channels(loop),
+    batch=stack_channels,
 )
 slice: Operator[Tensor] = Operator(
     "slice",
@@ -153,7 +151,7 @@ slice: Operator[Tensor] = Operator(
             2: lambda gradient, values, vertices, barycentric: barycentric_gradient(gradient, values, vertices),
         }
     ),
-    batch=stack_channels(loop),
+    batch=stack_channels,
 )
 barycentric_gradient: Operator[Tensor] = Operator(
     "barycentric_gradient",
@@ -240,23 +238,18 @@ blur: Operator[Tensor] = Operator(
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
     # the adjoint takes the axes in reverse
     derivative=multilinear({0: lambda gradient, _, neighbors, reverse: blur(gradient, neighbors, not reverse)}),
-    batch=stack_channels(loop),
+    batch=stack_channels,
 )
 
 
 # filter_gaussian: for when no derivative is wanted
 
 
-def _filter_gaussian_shape(values: Tensor, *tables: Any) -> Tensor:
-    *_, target_vertices, _ = tables
-    return values.new_empty((target_vertices.shape[0], values.shape[1]))
-
-
 filter_gaussian: Operator[Tensor] = Operator(
     "filter_gaussian",
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
     "Tensor target_barycentric) -> Tensor",
-    _filter_gaussian_shape,
+    lambda values, *tables: values.new_empty((tables[3].shape[0], values.shape[1])),
 )
 
 
@@ -345,7 +338,7 @@ coarsen_lattice: Operator[tuple[Tensor, ...]] = Operator(
     "(Tensor keys, Tensor table, Tensor vertices, Tensor barycentric) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _coarsen_lattice_shape,
     derivative=Derivative(_save_parents, _coarsen_lattice_backward, _jvp_coarsen_lattice),
-    batch=padded(keys=(0,), tables=(2,)),
+    batch=padded(table=2),
 )
 
 
@@ -356,6 +349,12 @@ coarsen_lattice: Operator[tuple[Tensor, ...]] = Operator(
 # w is symmetric, and its derivative is w_ki (f_i - t_k). So derivatives are sums of the same kind, over the products of
 # values and features, made of the operators themselves. A source that comes within reach changes nothing: its weight is
 # negligible there.
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save the tensors, Nones included, and the numbers, which follow them."""
+    ctx.numbers = [each for each in inputs if each is not None and not isinstance(each, Tensor)]
+    ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.numbers)])
 
 
 def _products(values: Tensor, features: Tensor, axis: int) -> Tensor:
@@ -406,26 +405,21 @@ def _push(
 # sum_neighbors: values, features, target_features, reach
 
 
-def _save_neighbors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.reach = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _neighbors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    values, features, targets = ctx.saved_tensors
+    (values, features, targets), (reach,) = ctx.saved_tensors, ctx.numbers
     to_values = to_features = to_targets = None
     if ctx.needs_input_grad[0]:
-        to_values = sum_neighbors(gradient, targets, features, ctx.reach)
+        to_values = sum_neighbors(gradient, targets, features, reach)
     # differences of features are what counts: those of small numbers are more accurate
     middle = features.detach().mean(dim=0) if features.shape[0] else 0.0
     near, near_targets = features - middle, targets - middle
     if ctx.needs_input_grad[1]:
         to_features = _pull(
-            lambda wide: sum_neighbors(wide, near_targets, near, ctx.reach), gradient, near_targets, values, near, -1
+            lambda wide: sum_neighbors(wide, near_targets, near, reach), gradient, near_targets, values, near, -1
         )
     if ctx.needs_input_grad[2]:
         to_targets = _pull(
-            lambda wide: sum_neighbors(wide, near, near_targets, ctx.reach), values, near, gradient, near_targets, -1
+            lambda wide: sum_neighbors(wide, near, near_targets, reach), values, near, gradient, near_targets, -1
         )
     return to_values, to_features, to_targets, None
 
@@ -451,23 +445,18 @@ sum_neighbors: Operator[Tensor] = Operator(
     "sum_neighbors",
     "(Tensor values, Tensor features, Tensor target_features, float reach) -> Tensor",
     lambda values, features, targets, reach: values.new_empty((targets.shape[0], values.shape[1])),
-    derivative=Derivative(_save_neighbors, _neighbors_backward, _jvp_neighbors),
+    derivative=Derivative(_save_inputs, _neighbors_backward, _jvp_neighbors),
 )
 
 
 # sum_window: values, guide, sigma_y, sigma_x, reach. The targets are the sources; positions have no derivative.
 
 
-def _save_window(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    values, guide, *ctx.window = inputs
-    ctx.save_for_backward(values, guide)
-
-
 def _window_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     values, guide = ctx.saved_tensors
 
     def total(wide: Tensor) -> Tensor:
-        return sum_window(wide, guide, *ctx.window)
+        return sum_window(wide, guide, *ctx.numbers)
 
     to_values = total(gradient) if ctx.needs_input_grad[0] else None
     to_guide = None
@@ -490,16 +479,12 @@ sum_window: Operator[Tensor] = Operator(
     "sum_window",
     "(Tensor values, Tensor guide, float sigma_y, float sigma_x, float reach) -> Tensor",
     lambda values, guide, sigma_y, sigma_x, reach: values.new_empty(values.shape),
-    derivative=Derivative(_save_window, _window_backward, _jvp_window),
+    derivative=Derivative(_save_inputs, _window_backward, _jvp_window),
 )
 
 
 # encode and encode_backward: linear in table, gradient and directions, and in positions inside a simplex. A derivative
 # along directions replaces the barycentric weights by their derivatives, which are constant there.
-
-
-def _save_encoding(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*(each for each in inputs if not isinstance(each, bool)))
 
 
 def _encode_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -529,7 +514,7 @@ encode: Operator[Tensor] = Operator(
     "encode",
     "(Tensor positions, Tensor? directions, Tensor table, Tensor transforms, Tensor strides) -> Tensor",
     lambda positions, directions, table, *plan: table.new_empty((positions.shape[0], table.shape[0] * table.shape[2])),
-    derivative=Derivative(_save_encoding, _encode_backward, _jvp_encode),
+    derivative=Derivative(_save_inputs, _encode_backward, _jvp_encode),
     batch=stack_rows((0, 1)),
 )
 
@@ -578,6 +563,6 @@ encode_backward: Operator[tuple[Tensor, Tensor]] = Operator(
         positions.new_empty(positions.shape if for_positions else 0),
         table.new_empty(table.shape if for_table else 0),
     ),
-    derivative=Derivative(_save_encoding, _encode_backward_backward, _jvp_encode_backward),
+    derivative=Derivative(_save_inputs, _encode_backward_backward, _jvp_encode_backward),
     batch=stack_rows((0, 1, 3)),
 )

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype, check_items, key_limit, range_error
+from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype, blur_gain, check_items, key_limit, range_error
 from permutohedral.ops.encoding import encode as encode
 from permutohedral.ops.encoding import encode_backward as encode_backward
-from permutohedral.ops.neighborhood import blur_gain
 
 # ranks below 2^31 and digits below 2^32 stay below it, too
 _CODE_LIMIT = 2**63

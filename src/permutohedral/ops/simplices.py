@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from permutohedral.ops.tensors import compact_storage
+
+def compact_storage(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it is a small part of its storage, all of which would be saved with it.
+
+    >>> import torch
+    >>> compact_storage(torch.zeros(100)[:3]).untyped_storage().nbytes()
+    12
+    """
+    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes else tensor
 
 
 @dataclass(frozen=True, eq=False)

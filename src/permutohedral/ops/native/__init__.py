@@ -26,6 +26,7 @@ from permutohedral.ops.contract import (
     PairwiseTables,
     Saved,
     accumulation_dtype,
+    blur_gain,
     energies_error,
     key_limit,
     range_error,
@@ -33,7 +34,6 @@ from permutohedral.ops.contract import (
 )
 from permutohedral.ops.native import bridge
 from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, to_dlpack
-from permutohedral.ops.neighborhood import blur_gain
 
 if TYPE_CHECKING:
     from permutohedral._native import PendingIndex
@@ -197,7 +197,7 @@ def filter_gaussian(
 def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, Saved]:
     # each step rounds values of 16 bits, as if it were called by itself; the division by density rounds once
     dtype, points, density = accumulation_dtype(values.dtype), values.shape[0], None
-    lattice, source, target = tables.lattice, tables.lattice.source, tables.lattice.target
+    source, target = tables.source, tables.target
     corners = source.vertices, source.barycentric, source.num_lattice_points
     lattice_values = splat(values.to(dtype) if tables.by_density else values, *corners)
     if tables.by_density:
@@ -205,7 +205,7 @@ def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: 
         ones = torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
         density = splat(ones, *corners)[:, 0]
         lattice_values = _change("divide_rows", lattice_values, density).to(values.dtype)
-    convolved = convolve(lattice_values, weight, lattice.neighbors, tables.groups)
+    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
     output = slice(convolved, target.vertices, target.barycentric)
     if bias is not None:
         output = _change("add_to_rows", output, bias)
@@ -225,13 +225,12 @@ def filter_learned_backward(
     to_bias = _sum_rows(plain(gradient)) if wanted[2] else None
     if not (wanted[0] or wanted[1]):
         return None, None, to_bias
-    (lattice_values, density), (lattice, groups, _), weight = kept, tables, inputs[1]
-    source, target, neighbors = lattice.source, lattice.target, lattice.neighbors
+    (lattice_values, density), weight = kept, inputs[1]
+    source, target, neighbors, reverse, opposite, groups, _ = tables
     at_targets = splat(gradient, target.vertices, target.barycentric, neighbors.shape[1])
     to_weight = convolve_weight_gradient(lattice_values, at_targets, neighbors, groups) if wanted[1] else None
     if not wanted[0]:
         return None, to_weight, to_bias
-    reverse, opposite = lattice.reverse_neighbors, lattice.opposite
     if reverse is None:
         reverse = transpose_neighbors(neighbors, opposite, source.num_lattice_points)
     at_sources = convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)

@@ -39,10 +39,7 @@ CPU = torch.device("cpu")
 
 
 def limit_kept_memory(setting: str | None = None) -> None:
-    """Keep at most `setting` megabytes of freed memory; default: the environment variable, if it is set.
-
-    >>> limit_kept_memory("512")
-    """
+    """Keep at most `setting` megabytes of freed memory; default: the environment variable, if it is set."""
     setting = os.environ.get(KEPT_MEMORY_VARIABLE) if setting is None else setting
     if setting is None:
         return
@@ -58,9 +55,6 @@ def thread_limit(groups: str = "/sys/fs/cgroup") -> int:
     """Return the largest number of threads: the environment variable, or the processors of the control group.
 
     `groups` is the folder of the control groups.
-
-    >>> thread_limit() >= 1
-    True
     """
     setting = os.environ.get(THREADS_VARIABLE)
     if setting is not None:

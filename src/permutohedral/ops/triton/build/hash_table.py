@@ -172,26 +172,16 @@ def load_number(pointers, lanes, PTX: tl.constexpr):
 
 @triton.jit
 def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
-    """Store scattered int64 or int32 values; with PTX without moving them between threads first."""
+    """Store scattered int64 values; with PTX without moving them between threads first."""
     if PTX:
-        if values.dtype == tl.int64:
-            tl.inline_asm_elementwise(
-                "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.b32 $0, 0; }",
-                "=r,l,l,r",
-                [pointers.to(tl.int64), values, lanes.to(tl.int32)],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-        else:
-            tl.inline_asm_elementwise(
-                "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
-                "=r,l,r,r",
-                [pointers.to(tl.int64), values, lanes.to(tl.int32)],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,l,r",
+            [pointers.to(tl.int64), values, lanes.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
     else:
         tl.store(pointers, values, mask=lanes)
 

@@ -58,13 +58,7 @@ _scratch = _Scratch()
 
 
 class HostReport:
-    """A report that a kernel on the current stream of `device` is about to write.
-
-    >>> with HostReport(torch.device("cpu")) as report:
-    ...     _ = report.words.copy_(torch.tensor([7, 0, 0, 0]))
-    ...     report.read().num_lattice_points
-    7
-    """
+    """A report that a kernel on the current stream of `device` is about to write."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, (self.words, self._view) = device, _scratch.on(device)
@@ -97,7 +91,5 @@ class HostReport:
             if looks % _LOOKS_PER_QUESTION == 0 and torch.cuda.current_stream(self._device).query():
                 # raises if a kernel has failed; otherwise everything is written by now
                 torch.cuda.synchronize(self._device)
-                words = view.tolist()
-                if _PENDING in words:
+                if _PENDING in view.tolist():
                     raise RuntimeError("the GPU finished without reporting the number of lattice points")
-                return Report(*words)

@@ -660,7 +660,6 @@ def index_points(features: Tensor, batch: Tensor | None) -> Indexed:
 def index_with_neighbors(
     features: Tensor, batch: Tensor | None, offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | Declined:
-    """Return `index_points` and the neighbors of its rows at each offset."""
     (points, d), taps = features.shape, offsets.shape[0]
     rows = expected_rows(points, d)
     is_small = 0 < points <= MOST_POINTS_AHEAD and taps * rows <= _MOST_NEIGHBORS_AHEAD
@@ -695,20 +694,7 @@ def index_with_neighbors(
 def index_points_bounded(
     features: Tensor, batch: Tensor | None, rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Build `index_points` with a fixed number of rows, without waiting, so that a CUDA graph can capture it.
-
-    Vertices beyond the last row become the last row: the caller chooses enough rows, and may compare.
-
-    Args:
-        features: float `[points, d]`, at least one point.
-        batch: int32 `[points]`, or None.
-        rows: number of rows of the keys.
-
-    Returns:
-        keys int32 `[rows, 1 + d]` (-1 in rows without a lattice point), vertices, barycentric, table, and int64 `[1]`,
-        the number of lattice points. It exceeds 2^40 if a feature is not finite, or if the range of the features does
-        not fit packed keys (a few thousand units in up to 5 dimensions).
-    """
+    """Build tables that a CUDA graph can capture; keys must fit packed codes (a few thousand units in d <= 5)."""
     points, d = features.shape
     # no table that could fill up, since the host does not wait for a report
     insertion = insert_points(rows_contiguous(features), batch, capacity_for(points * (d + 1)), False)

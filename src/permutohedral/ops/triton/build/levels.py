@@ -130,25 +130,18 @@ def coarsen_lattice(
 
 
 def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the coarse keys, the parents of each key, and a table."""
+    """Return the coarse keys, the parents of each key, column by column, and a table."""
     vertices, columns = keys.shape
     if vertices and columns - 1 <= LARGEST_EVEN_DIMENSION and PackedTable.holds(table):
-        coarsened = _coarsen_packed(keys.contiguous(), PackedTable(table))
-        if coarsened is not None:
-            return coarsened
+        fine, packed = keys.contiguous(), PackedTable(table)
+        insertion, report, _ = insert_and_wait(lambda: _insert_parents(fine, packed), None, keys.device)
+        if not (report.no_room or report.full):
+            if torch.are_deterministic_algorithms_enabled():
+                insertion = renumber(insertion, report.num_lattice_points)
+            coarse_keys, parents, _, coarse_table = finish(insertion, report.num_lattice_points)
+            return coarse_keys, parents, coarse_table
     coarse_keys, inverse, coarse_table = index_keys(parent_keys(keys).flatten(0, 1))
     return coarse_keys, inverse.view(-1, 2).T.contiguous().T, coarse_table
-
-
-def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the coarse keys, the parents column by column, and the table; None if the keys do not fit."""
-    insertion, report, _ = insert_and_wait(lambda: _insert_parents(keys, table), lambda _: None, keys.device)
-    if report.no_room or report.full:
-        return None
-    if torch.are_deterministic_algorithms_enabled():
-        insertion = renumber(insertion, report.num_lattice_points)
-    coarse_keys, parents, _, storage = finish(insertion, report.num_lattice_points)
-    return coarse_keys, parents, storage
 
 
 def _insert_parents(keys: Tensor, table: PackedTable) -> Insertion:

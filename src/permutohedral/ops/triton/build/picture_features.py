@@ -46,7 +46,6 @@ def picture_features_kernel(
 def picture_features(
     guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
 ) -> Tensor | Declined:
-    """Return `[..., height * width, 2 + channels]` for `[..., channels, height, width]`: y, x, colors."""
     # a kernel takes numbers of 32 bits
     if guide.dtype == torch.float64:
         return Declined("the kernel has no double precision")

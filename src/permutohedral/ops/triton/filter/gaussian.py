@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.ops.contract import SMALLEST_MASS, Declined
-from permutohedral.ops.neighborhood import axis_offsets, blur_gain
+from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.contract import SMALLEST_MASS, Declined, blur_gain
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
@@ -82,7 +82,6 @@ def filter_gaussian(
 
 @on_device
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | Declined:
-    """Run `filter_gaussian` between the points themselves."""
     points, d = features.shape
     if d > LARGEST_EVEN_DIMENSION:
         return Declined(f"the kernels take at most {LARGEST_EVEN_DIMENSION} dimensions, got {d}")

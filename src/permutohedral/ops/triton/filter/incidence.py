@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.triton.kernel import (
     WIDEST_TILE,
@@ -343,20 +342,15 @@ def gather_into_both(outputs: Sequence[Tensor], values: Tensor, incidences: Sequ
     return [(variant, (programs + cdiv(more, second_block), 1, 1), tensors, (programs, rows, more))]
 
 
-def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0) -> Tensor:
-    """Return sums `[lattice_points, channels + ones]` in `dtype`, the last of them of a channel of ones."""
+def splat_listed(
+    values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0, density: Tensor | None = None
+) -> Tensor:
+    """Return sums `[lattice_points, channels + ones]` in `dtype`, the last of them of a channel of ones.
+
+    They are divided by their density, which is written to `density [lattice_points]` if that is given, one for zero.
+    """
     rows = incidence.starts.shape[0]
     output = torch.empty(rows, values.shape[1] + ones, dtype=dtype, device=values.device)
     if output.numel():
-        launch_all([gather_into(output, rows_contiguous(values), incidence)])
-    return output
-
-
-def splat_listed_with_density(values: Tensor, incidence: Incidence) -> tuple[Tensor, Tensor]:
-    """Return lattice values `[lattice_points, channels]` divided by their density, and the density, one for zero."""
-    rows = incidence.starts.shape[0]
-    output = torch.empty(rows, values.shape[1], dtype=values.dtype, device=values.device)
-    density = torch.empty(rows, dtype=accumulation_dtype(values.dtype), device=values.device)
-    if rows:
         launch_all([gather_into(output, rows_contiguous(values), incidence, density)])
-    return output, density
+    return output

@@ -6,30 +6,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.contract import (
-    FilteredLattice,
-    FilterTables,
-    Needed,
-    Saved,
-    accumulation_dtype,
-)
+from permutohedral.ops.contract import FilterTables, Needed, Saved, accumulation_dtype
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, float32_precision, uses_scaled_fp16
-from permutohedral.ops.triton.filter.incidence import (
-    Incidence,
-    is_worth_listing,
-    list_of,
-    splat_listed,
-    splat_listed_with_density,
-)
+from permutohedral.ops.triton.filter.incidence import Incidence, is_worth_listing, list_of, splat_listed
 from permutohedral.ops.triton.filter.slice import slice_into
-from permutohedral.ops.triton.filter.splat import convert, normalize, splat_into
-from permutohedral.ops.triton.filter.weight_gradient import (
-    convolve_weight_gradient,
-    scaled_fp16_gradients,
-    weight_gradient,
-)
+from permutohedral.ops.triton.filter.splat import normalize, splat_into
+from permutohedral.ops.triton.filter.weight_gradient import scaled_fp16_gradients, weight_gradient
 from permutohedral.ops.triton.kernel import cdiv, kernel, launch_all, on_device, rows_contiguous, tile
 
 # rows of a tile that is summed; programs that fill a large GPU; fewer rows are summed by torch
@@ -73,12 +57,10 @@ def sum_rows(values: Tensor) -> Tensor:
 
 @on_device
 def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, Saved]:
-    """Return the result `[target points, out_channels]`, and the tensors that its derivative needs."""
-    lattice, groups, by_density = tables
-    source, target = lattice.source, lattice.target
+    source, target = tables.source, tables.target
     bias = None if bias is None else bias.contiguous()
-    lattice_values, density, incidence = _splat(values, source, by_density)
-    convolved = convolve(lattice_values, weight, lattice.neighbors, groups)
+    lattice_values, density, incidence = _splat(values, source, tables.by_density)
+    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
     output = values.new_empty(target.vertices.shape[0], weight.shape[2])
     slice_into(output, convolved, target.vertices, target.barycentric, bias)
     # if source and target are the same points, the derivative splats with the same list
@@ -88,60 +70,52 @@ def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: 
 def _splat(values: Tensor, at: Simplices, by_density: bool) -> tuple[Tensor, Tensor | None, Incidence | None]:
     """Return lattice values, the density they were divided by or None, and the list of points or None."""
     (points, channels), dtype, rows = values.shape, values.dtype, at.keys.shape[0]
+    wide = accumulation_dtype(dtype)
     if is_worth_listing(points, channels):
         incidence = list_of(at)
-        if by_density:
-            return *splat_listed_with_density(values, incidence), incidence
-        return splat_listed(values, incidence, dtype), None, incidence
+        density = torch.empty(rows, dtype=wide, device=values.device) if by_density else None
+        return splat_listed(values, incidence, dtype, density=density), density, incidence
     # the density is the last channel
-    sums = torch.empty(rows, channels + by_density, dtype=accumulation_dtype(dtype), device=values.device)
+    sums = torch.empty(rows, channels + by_density, dtype=wide, device=values.device)
     launch_all(splat_into(sums, values, at.vertices, at.barycentric))
-    return (*normalize(sums, dtype), None) if by_density else (convert(sums, dtype), None, None)
+    return *normalize(sums, dtype, by_density), None
 
 
 @on_device
 def filter_learned_backward(
     gradient: Tensor, inputs: Saved, saved: Saved, wanted: Needed, tables: FilterTables
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of `filter_learned` with respect to values, weight and bias."""
     if not (wanted[0] or wanted[1]):
         return None, None, sum_rows(gradient)
-    (lattice_values, density, *listed), (lattice, groups, _), weight = saved, tables, inputs[1]
-    source, neighbors, precision = lattice.source, lattice.neighbors.contiguous(), float32_precision(weight.dtype)
+    (lattice_values, density, *listed), weight, groups = saved, inputs[1], tables.groups
+    source, neighbors, precision = tables.source, tables.neighbors.contiguous(), float32_precision(weight.dtype)
     if listed:
         at_targets = splat_listed(gradient, Incidence(*listed), gradient.dtype)
     else:
-        at_targets = _splat(gradient, lattice.target, False)[0]
+        at_targets = _splat(gradient, tables.target, False)[0]
     at_sources = to_weight = None
     to_bias = sum_rows(gradient) if wanted[2] else None
-    if wanted[1] and not uses_scaled_fp16(precision, weight.shape[1], gradient.shape[1] // groups, True):
-        to_weight = weight_gradient(lattice_values, at_targets, neighbors, groups, precision)
-    elif wanted[1]:
-        at_sources, to_weight = _differentiate_scaled_fp16(at_targets, weight, lattice_values, tables, wanted[0])
-    if not wanted[0]:
-        return None, to_weight, to_bias
+    is_scaled = uses_scaled_fp16(precision, weight.shape[1], gradient.shape[1] // groups, True)
+    if wanted[0] and wanted[1] and is_scaled and groups == 1:
+        reverse = _reverse_neighbors(tables)
+        at_sources, to_weight = scaled_fp16_gradients(
+            lattice_values, weight, at_targets, neighbors, reverse, tables.opposite
+        )
+    else:
+        if wanted[1]:
+            to_weight = weight_gradient(lattice_values, at_targets, neighbors, groups, precision)
+        if wanted[0]:
+            reverse = _reverse_neighbors(tables)
+            at_sources = convolve_adjoint(at_targets, weight, reverse, tables.opposite, groups, precision)
     if at_sources is None:
-        reverse = _reverse_neighbors(lattice)
-        at_sources = convolve_adjoint(at_targets, weight, reverse, lattice.opposite, groups, precision)
+        return None, to_weight, to_bias
     to_values = gradient.new_empty(source.vertices.shape[0], at_sources.shape[1])
     # weight / density is at most 1, while gradient / density may exceed the range of 16 bits
     slice_into(to_values, at_sources, source.vertices, source.barycentric, divisors=density)
     return to_values, to_weight, to_bias
 
 
-def _differentiate_scaled_fp16(
-    at_targets: Tensor, weight: Tensor, lattice_values: Tensor, tables: FilterTables, both: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of the convolution; the first only if both are computed in one call."""
-    lattice, groups, _ = tables
-    if both and groups == 1:
-        reverse = _reverse_neighbors(lattice)
-        return scaled_fp16_gradients(lattice_values, weight, at_targets, lattice.neighbors, reverse, lattice.opposite)
-    return None, convolve_weight_gradient(lattice_values, at_targets, lattice.neighbors, groups)
-
-
-def _reverse_neighbors(lattice: FilteredLattice) -> Tensor:
-    reverse = lattice.reverse_neighbors
-    if reverse is not None:
-        return reverse
-    return transpose_neighbors(lattice.neighbors, lattice.opposite, lattice.source.keys.shape[0])
+def _reverse_neighbors(tables: FilterTables) -> Tensor:
+    if tables.reverse_neighbors is not None:
+        return tables.reverse_neighbors
+    return transpose_neighbors(tables.neighbors, tables.opposite, tables.source.keys.shape[0])

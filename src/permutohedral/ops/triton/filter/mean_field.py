@@ -151,29 +151,22 @@ def _divisor(tables: PairwiseTables) -> int:
     return int((_ROOT if tables.source_power == tables.target_power else _MASS).value)
 
 
-def _pieces(dtype: torch.dtype, device: torch.device, *numbers: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return one allocation and its pieces of `numbers` elements, each at a multiple of 16 bytes."""
-    rooms = [cdiv(number, 4) * 4 for number in numbers]
-    whole = torch.empty(sum(rooms), dtype=dtype, device=device)
-    return whole, whole.split(rooms)
-
-
 def _allocate(tables: PairwiseTables, listed: bool) -> tuple[_Buffers, Launch]:
-    """Return buffers for one lattice, in few allocations, and the launch that clears counts and masses."""
+    """Return buffers for one lattice, and the launch that clears counts and masses."""
     rows, entries = tables.axis_neighbors.shape[1], tables.vertices.numel()
     dtype, device = tables.barycentric.dtype, tables.barycentric.device
     places = torch.int32 if entries < 1 << 31 else torch.int64
-    # in words as wide as the wider of both
+    # in words as wide as the wider of both, each row at a multiple of 16 bytes
     wide = torch.int32 if max(dtype.itemsize, places.itemsize) == 4 else torch.int64
-    zeroed, (counts, masses) = _pieces(wide, device, rows + 1, rows)
-    masses = masses.view(dtype).as_strided((rows, 1), (1, 1))
+    zeroed = torch.empty(2, cdiv(rows + 1, 4) * 4, dtype=wide, device=device)
+    masses = zeroed[1].view(dtype).as_strided((rows, 1), (1, 1))
     if not listed:
         return _Buffers(zeroed, masses, zeroed, zeroed, zeroed, zeroed), clear(zeroed)
-    _, (starts, ranks) = _pieces(places, device, rows, entries)
+    starts, ranks = (torch.empty(number, dtype=places, device=device) for number in (rows, entries))
     together = dtype == torch.float32
     points = torch.empty(entries, dtype=torch.int64 if together else torch.int32, device=device)
     weights = points if together else torch.empty(entries, dtype=dtype, device=device)
-    return _Buffers(counts.view(places), masses, starts[:rows], ranks, points, weights), clear(zeroed)
+    return _Buffers(zeroed[0].view(places), masses, starts, ranks, points, weights), clear(zeroed)
 
 
 def _count(tables: PairwiseTables, buffers: _Buffers, listed: bool) -> list[Launch]:
@@ -374,16 +367,10 @@ def _weighted_kernels(kernels: Sequence[PairwiseTables], labels: int, steps: int
     return found
 
 
-def _room(rows: int, marginals: Tensor) -> tuple[Tensor, ...]:
-    """Return three tensors `[rows, width]` of one allocation, each at a multiple of 16 bytes."""
-    width = marginals.shape[1]
-    strides = cdiv(rows, 4) * 4 * width, width, 1
-    return torch.empty_strided((3, rows, width), strides, dtype=marginals.dtype, device=marginals.device).unbind()
-
-
 def _splat_all(kernels: Sequence[WeightedKernel], marginals: Tensor) -> tuple[list[Call], list[tuple[Tensor, ...]]]:
     """Return the calls that splat rows `[points, width]` to all lattices, and for each the result and two buffers."""
-    room = [_room(each.tables.axis_neighbors.shape[1], marginals) for each in kernels]
+    shapes = [(each.tables.axis_neighbors.shape[1], marginals.shape[1]) for each in kernels]
+    room = [tuple(marginals.new_empty(shape) for _ in range(3)) for shape in shapes]
     splatted = [each[0] for each in room]
     lists = [each.weights.incidence for each in kernels if each.weights.incidence is not None]
     launches: list[Launch] = []

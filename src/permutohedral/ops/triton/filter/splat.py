@@ -247,29 +247,19 @@ def normalize_kernel(
     tl.store(place, total.to(output.dtype.element_ty), mask=real)
 
 
-def normalize(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Divide sums by their last channel, the density.
+def normalize(sums: Tensor, dtype: torch.dtype, by_density: bool) -> tuple[Tensor, Tensor | None]:
+    """Return contiguous sums in `dtype`; with `by_density` divided by their last channel, and without it.
 
-    Returns lattice values `[lattice_points, channels - 1]` in `dtype`, and the divisors `[lattice_points]`: one for a
-    density of zero.
+    The second result is the divisors `[lattice_points]`, one for a density of zero; None without them.
     """
-    rows, channels = sums.shape[0], sums.shape[1] - 1
-    output, density = sums.new_empty(rows, channels, dtype=dtype), sums.new_empty(rows)
-    if rows:
-        variant = normalize_kernel[(True, channels, channels + 1, *tile(channels))]
-        variant(variant.tiles(rows, channels), (sums, output, density), (rows,))
+    (rows, width), density = sums.shape, sums.new_empty(sums.shape[0]) if by_density else None
+    if sums.dtype == dtype and density is None:
+        return sums, None
+    output = sums.new_empty(rows, width - by_density, dtype=dtype)
+    if output.numel():
+        variant = normalize_kernel[(by_density, output.shape[1], width, *tile(output.shape[1]))]
+        variant(variant.tiles(*output.shape), (sums, output, sums if density is None else density), (rows,))
     return output, density
-
-
-def convert(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return contiguous sums in `dtype`."""
-    if sums.dtype == dtype:
-        return sums
-    (rows, channels), output = sums.shape, torch.empty_like(sums, dtype=dtype)
-    if rows and channels:
-        variant = normalize_kernel[(False, channels, channels, *tile(channels))]
-        variant(variant.tiles(rows, channels), (sums, output, sums), (rows,))
-    return output
 
 
 def splat_sums(
@@ -287,7 +277,7 @@ def splat_sums(
     output = torch.empty(num_rows, values.shape[1] + ones, dtype=summed, device=values.device)
     if output.numel():
         launch_all(splat_into(output, values, vertices, barycentric))
-    return convert(output, dtype or summed)
+    return normalize(output, dtype or summed, False)[0]
 
 
 @on_device

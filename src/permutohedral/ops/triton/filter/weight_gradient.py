@@ -261,9 +261,6 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
     precision = float32_precision(lattice_values.dtype)
-    if uses_scaled_fp16(precision, shape[1], shape[2] // groups, True):
-        values, gradient = to_scaled_fp16(lattice_values, output_gradient)
-        return _gradient_of_scaled_fp16(values, gradient, neighbors, groups)
     return weight_gradient(lattice_values, output_gradient, neighbors, groups, precision)
 
 
@@ -272,6 +269,9 @@ def weight_gradient(
 ) -> Tensor:
     """Return `convolve_weight_gradient` of contiguous rows, not empty; for the precision see `float32_precision`."""
     in_channels, out_channels, dtype = lattice_values.shape[1] // groups, output_gradient.shape[1], lattice_values.dtype
+    if uses_scaled_fp16(precision, in_channels, out_channels // groups, True):
+        values, gradient = to_scaled_fp16(lattice_values, output_gradient)
+        return _gradient_of_scaled_fp16(values, gradient, neighbors, groups)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
         partials = _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision)
     else:
@@ -292,6 +292,6 @@ def scaled_fp16_gradients(
     Both are computed of scaled float16, to which the inputs are converted once. For `reverse` and `opposite` see
     `convolve_adjoint`.
     """
-    values, gradient = to_scaled_fp16(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
+    values, gradient = to_scaled_fp16(lattice_values, output_gradient)
     to_values = convolve_scaled_fp16(*gradient, weight, reverse.contiguous(), opposite)
-    return to_values, _gradient_of_scaled_fp16(values, gradient, neighbors.contiguous(), 1)
+    return to_values, _gradient_of_scaled_fp16(values, gradient, neighbors, 1)

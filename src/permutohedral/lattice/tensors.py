@@ -14,10 +14,7 @@ from permutohedral.errors import InputError
 
 
 def check_tensor(name: str, given: object) -> None:
-    """Raise unless `given` is a dense tensor.
-
-    >>> check_tensor("values", torch.zeros(3))
-    """
+    """Raise unless `given` is a dense tensor."""
     if not isinstance(given, Tensor):
         raise InputError(f"{name} must be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor")
     if given.layout != torch.strided:
@@ -25,11 +22,7 @@ def check_tensor(name: str, given: object) -> None:
 
 
 def check_features(features: Tensor, target_features: Tensor | None) -> int:
-    """Validate ranks, dtypes and devices of points; returns the dimension.
-
-    >>> check_features(torch.rand(10, 2), None)
-    2
-    """
+    """Validate ranks, dtypes and devices of points; returns the dimension."""
     refuse_torchscript()
     for name, given in (("features", features), ("target_features", target_features)):
         if given is None:
@@ -72,10 +65,7 @@ def _check_alike(features: Tensor, target_features: Tensor) -> None:
 
 
 def refuse_torchscript() -> None:
-    """Raise inside of `torch.jit.trace`.
-
-    >>> refuse_torchscript()
-    """
+    """Raise inside of `torch.jit.trace`."""
     if torch._C._get_tracing_state() is not None:
         raise InputError(
             "torch.jit.trace, and torch.onnx.export with dynamo=False, would record the lattice of the example as a "
@@ -96,10 +86,7 @@ _MOST = 2**63 - 1
 
 
 def check_count(name: str, number: object, least: int = 0) -> None:
-    """Raise unless `number` is a whole number of at least `least`.
-
-    >>> check_count("channels", 3)
-    """
+    """Raise unless `number` is a whole number of at least `least`."""
     # torch.export may take sizes for unknown
     if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)) or number < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}")
@@ -120,12 +107,3 @@ def has_finite_sum(tensor: Tensor) -> bool:
         return math.isfinite(float(tensor.detach().sum(dtype=torch.float32)))
     with np.errstate(all="ignore"):
         return math.isfinite(float(np.add.reduce(tensor.numpy(force=True), axis=None)))
-
-
-def compact_storage(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy if it is a small part of its storage, all of which would be saved with it.
-
-    >>> compact_storage(torch.zeros(100)[:3]).untyped_storage().nbytes()
-    12
-    """
-    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes else tensor

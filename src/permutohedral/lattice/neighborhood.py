@@ -8,17 +8,16 @@ is the center, and they are closed under negation: the opposite of k is max(k) -
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from permutohedral.errors import InputError, NeighborhoodError
+from permutohedral.ops.constants import constant, shared_constant
+from permutohedral.ops.contract import blur_gain
 
 # A filter beyond this is a mistake rather than a model: d = 9, s = 2 has 58,025 taps.
 MAX_TAPS = 1 << 20
@@ -53,8 +52,9 @@ def _in_words(number: int) -> str:
     return f"{number:,}" if number < 1 << 64 else f"about 2^{number.bit_length()}"
 
 
-def _enumerate_taps(dimension: int, size: int) -> np.ndarray:
-    """All k, int64 `[taps, d + 1]`, in lexicographic order."""
+@lru_cache(maxsize=32)
+def _taps(dimension: int, size: int) -> Tensor:
+    """Return all k, int64 `[taps, d + 1]`, in lexicographic order."""
     taps = np.zeros((1, 0), dtype=np.int64)
     for column in range(dimension + 1):
         # the last coordinate is free only if one before it is already zero
@@ -63,23 +63,18 @@ def _enumerate_taps(dimension: int, size: int) -> np.ndarray:
         first = np.repeat(np.cumsum(repeats) - repeats, repeats)
         digit = np.arange(repeats.sum()) - first
         taps = np.column_stack([np.repeat(taps, repeats, axis=0), digit])
-    return taps
+    return torch.from_numpy(taps)
 
 
-@lru_cache(maxsize=32)
-def _taps(dimension: int, size: int) -> Tensor:
-    return torch.from_numpy(_enumerate_taps(dimension, size))
-
-
-@lru_cache(maxsize=128)
-def _offsets_on(dimension: int, size: int, device: torch.device) -> Tensor:
+@shared_constant
+def _offsets(dimension: int, size: int, device: torch.device) -> Tensor:
     taps = _taps(dimension, size)
     offsets = (dimension + 1) * taps - taps.sum(dim=1, keepdim=True)
     return offsets[:, :dimension].to(torch.int32).contiguous().to(device)
 
 
-@lru_cache(maxsize=128)
-def _opposite_on(dimension: int, size: int, device: torch.device) -> Tensor:
+@shared_constant
+def _opposite(dimension: int, size: int, device: torch.device) -> Tensor:
     taps = _taps(dimension, size)
     opposite = taps.amax(dim=1, keepdim=True) - taps
     # lexicographic order is the order of the digits read as one number in base s+1
@@ -87,15 +82,8 @@ def _opposite_on(dimension: int, size: int, device: torch.device) -> Tensor:
     return torch.searchsorted((taps * powers).sum(dim=1), (opposite * powers).sum(dim=1)).to(device)
 
 
-@lru_cache(maxsize=128)
-def _axis_offsets_on(dimension: int, device: torch.device) -> Tensor:
-    d = dimension
-    ahead = (d + 1) * torch.eye(d + 1, dtype=torch.int32, device="cpu")[:, :d] - 1
-    return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
-
-
-@lru_cache(maxsize=128)
-def _gaussian_on(dimension: int, size: int, device: torch.device) -> Tensor:
+@shared_constant
+def _gaussian(dimension: int, size: int, device: torch.device) -> Tensor:
     taps = _taps(dimension, size)
     n_0, n_1, n_2 = (taps.eq(i).sum(dim=1).double() for i in range(3))
     highest = taps.amax(dim=1)
@@ -103,40 +91,6 @@ def _gaussian_on(dimension: int, size: int, device: torch.device) -> Tensor:
     two = torch.exp2(-(n_0 + n_2)) / blur_gain(dimension)
     weight = torch.where(highest == 1, one, torch.where(highest == 2, two, 0.0))
     return torch.where(highest == 0, 1.0, weight).to(device)
-
-
-_BUILDERS = {
-    "offsets": _offsets_on,
-    "opposite": _opposite_on,
-    "axis_offsets": _axis_offsets_on,
-    "gaussian": _gaussian_on,
-}
-
-
-def _build_apart(name: str, *arguments: Any) -> Tensor:
-    """Make tensors that outlive a graph or a transformation of torch, and serve where gradients are wanted."""
-    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
-        return _BUILDERS[name](*arguments)
-
-
-def _constant_list(name: str, *arguments: int) -> list[Any]:
-    with _disable_current_modes():
-        return _build_apart(name, *arguments, torch.device("cpu")).tolist()
-
-
-# what torch.compiler.assume_constant_result sets, without loading the compiler, which doubles the time to import
-_constant_list._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _constant(name: str, dtype: torch.dtype, device: torch.device | str, *arguments: int) -> Tensor:
-    """Return a cached tensor; torch writes its elements into a graph instead of recording how they are made."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        # a size that torch.compile takes for unknown becomes a number
-        numbers = _constant_list(name, *(operator.index(each) for each in arguments))
-        return torch.tensor(numbers, dtype=dtype, device=device)
-    if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
-        return _build_apart(name, *arguments, torch.device(device))
-    return _BUILDERS[name](*arguments, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -191,7 +145,7 @@ class Neighborhood:
 
     def offsets(self, device: torch.device | str = "cpu") -> Tensor:
         """First d coordinates of every tap's offset, int32 `[filter_size, d]`. Shared; do not write to it."""
-        offsets = _constant("offsets", torch.int32, device, self.dimension, self.size)
+        offsets = constant("_offsets", torch.int32, device, self.dimension, self.size)
         return offsets if self.dilation == 1 else offsets * self.dilation
 
     def opposite(self, device: torch.device | str = "cpu") -> Tensor:
@@ -201,7 +155,7 @@ class Neighborhood:
         >>> ph.lattice.Neighborhood(1, 1).opposite().tolist()
         [0, 2, 1]
         """
-        return _constant("opposite", torch.int64, device, self.dimension, self.size)
+        return constant("_opposite", torch.int64, device, self.dimension, self.size)
 
     def distances(self) -> Tensor:
         """Distance of every tap from the center in units of the features, float64 `[filter_size]`.
@@ -214,11 +168,7 @@ class Neighborhood:
 
 
 def neighborhood_of(dimension: int, size: int, dilation: int = 1) -> Neighborhood:
-    """`Neighborhood(dimension, size, dilation)`, made once.
-
-    >>> neighborhood_of(2, 1).filter_size
-    7
-    """
+    """`Neighborhood(dimension, size, dilation)`, made once."""
     # not an int: let the constructor raise
     if type(size) is not int or type(dilation) is not int or torch.compiler.is_compiling():
         return Neighborhood(dimension, size, dilation)
@@ -226,19 +176,6 @@ def neighborhood_of(dimension: int, size: int, dilation: int = 1) -> Neighborhoo
 
 
 _known = lru_cache(maxsize=128)(Neighborhood)
-
-
-def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
-    """Offsets of +e_0, -e_0, +e_1, ..., -e_d, int32 `[2 (d + 1), d]`: the steps of the separable Gaussian."""
-    return _constant("axis_offsets", torch.int32, device, dimension)
-
-
-def blur_gain(dimension: int) -> float:
-    """Return the value of d+1 blur passes of a unit impulse at its center: a = 1 + 2^{-d}.
-
-    The impulse either stays, or returns after a step ahead, or back, along all d+1 axes, since sum_j e_j = 0.
-    """
-    return 1.0 + 2.0**-dimension
 
 
 def gaussian_weight(
@@ -258,7 +195,7 @@ def gaussian_weight(
     [1.0, 0.6666666865348816, 0.6666666865348816]
     """
     Neighborhood(dimension, size)
-    return _constant("gaussian", torch.float64, device, dimension, size).to(dtype, copy=True)
+    return constant("_gaussian", torch.float64, device, dimension, size).to(dtype, copy=True)
 
 
 def check_halo(halo: int, dimension: int) -> None:
