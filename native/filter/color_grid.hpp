@@ -38,7 +38,7 @@ public:
           stored_(needed_.stored, axes_.num_places(), axes_.rows, threads),
           halfway_(needed_.halfway, axes_.num_places(), axes_.rows, threads),
           touched_(needed_.touched, stored_, axes_.num_places(), threads),
-          memory_{Memory(sizeof(T) * vector_size * plane()),
+          memory_{Memory(sizeof(T) * grid_channels * plane()),
                   Memory(sizeof(T) * (grid_channels * stored_.num_nodes() + vector_size)),
                   Memory(sizeof(T) * grid_channels * halfway_.num_nodes())},
           values_(as<T>(memory_[0])),
@@ -59,14 +59,21 @@ public:
         parallel_for(threads_, axes_.num_places(), [&](int64_t place, int) { blur_colors(place); });
         // in the order in which what one place reads is what the next one reads
         parallel_for(threads_, axes_.x.num_nodes(), [&](int64_t x, int) {
-            for (int64_t y = 0; y < axes_.y.num_nodes(); ++y) blur_along_y(y, x);
+            for (int64_t y = 0; y < axes_.y.num_nodes(); ++y) {
+                const int64_t place = axes_.place(y, x);
+                clear(halfway_, place, halfway_nodes_);
+                blur_places(axes_.y, y, place, axes_.x.num_nodes(), stored_, nodes_, halfway_, halfway_nodes_);
+            }
         });
-        parallel_for(threads_, axes_.y.num_nodes(), [&](int64_t y, int) {
-            for (int64_t x = 0; x < axes_.x.num_nodes(); ++x) blur_along_x(y, x);
+        // back to the nodes that are stored, of which only those are needed that colors touch
+        parallel_for(threads_, axes_.num_places(), [&](int64_t place, int) {
+            clear(stored_, place, nodes_);
+            blur_places(axes_.x, place % axes_.x.num_nodes(), place, 1, halfway_, halfway_nodes_, touched_, nodes_);
         });
         parallel_for(threads_, axes_.y.num_cells, [&](int64_t y, int) {
             CellNodes cell;
-            for (int64_t x = 0; x < axes_.x.num_cells; ++x) slice_cell(int64_t(planes.size()), y, x, cell, out);
+            for (int64_t x = 0; x < axes_.x.num_cells; ++x) slice_cell(y, x, cell);
+            write_sums(int64_t(planes.size()), y, out);
         });
     }
 
@@ -90,15 +97,13 @@ private:
             for (int64_t cell_x = 0; cell_x < axes_.x.num_cells; ++cell_x) {
                 int16_t *const begin = first.data() + step * cell_x, *const end = begin + axes_.rows;
                 const Range columns = axes_.x.pixels(cell_x);
-                for (int64_t y = rows.begin; y < rows.end; ++y) {
-                    const int32_t *row = coordinates_.row() + y * shape_.width,
-                                  *node = coordinates_.node() + y * shape_.width;
-                    for (int64_t x = columns.begin; x < columns.end; ++x) {
-                        const auto from = int16_t(node[x]), until = int16_t(-from - color_taps);
-                        int16_t &least = begin[row[x]], &most = end[row[x]];
-                        // mostly nothing is stored, so that the next pixel need not wait for it
-                        if (from < least || until < most) least = std::min(least, from), most = std::min(most, until);
-                    }
+                const Range pixels = cell_pixels(rows, columns);
+                for (int64_t at = pixels.begin; at < pixels.end; ++at) {
+                    const ColorPlace<T>& color = coordinates_[at];
+                    const auto from = int16_t(color.node), until = int16_t(-from - color_taps);
+                    int16_t &least = begin[color.row], &most = end[color.row];
+                    // mostly nothing is stored, so that the next pixel need not wait for it
+                    if (from < least || until < most) least = std::min(least, from), most = std::min(most, until);
                 }
             }
             int16_t* const all = of_cells_.at(cell_y * axes_.x.num_cells);
@@ -110,21 +115,24 @@ private:
         return of_cells_;
     }
 
-    PERMUTOHEDRAL_INLINE ColorPlace<T> color(int64_t at) const {
-        ColorPlace<T> found;
-        for (int g = 0; g < color_axes; ++g) found.offset[g] = coordinates_.along(g)[at];
-        found.row = coordinates_.row()[at], found.node = coordinates_.node()[at];
-        return found;
+    // The numbers of the pixels of a cell: see ColorCoordinates.
+    Range cell_pixels(Range rows, Range columns) const {
+        const int64_t height = rows.end - rows.begin, begin = rows.begin * shape_.width + columns.begin * height;
+        return {begin, begin + height * (columns.end - columns.begin)};
     }
 
     // Where there are fewer channels the last one stands in: what comes of it is not written.
     void gather_values(const std::vector<const T*>& planes) {
-        parallel_for(threads_, shape_.height, [&](int64_t y, int) {
-            const T* from[grid_channels];
-            for (int c = 0; c < grid_channels; ++c) from[c] = planes[std::min<size_t>(c, planes.size() - 1)];
-            for (int64_t at = y * shape_.width; at < (y + 1) * shape_.width; ++at) {
-                for (int i = 0; i < vector_size; ++i) values_[at * vector_size + i] = from[i % grid_channels][at];
-            }
+        const T* from[grid_channels];
+        for (int c = 0; c < grid_channels; ++c) from[c] = planes[std::min<size_t>(c, planes.size() - 1)];
+        parallel_for(threads_, axes_.y.num_cells, [&](int64_t cell_y, int) {
+            coordinates_.for_cells(cell_y, [&](int64_t pixel, int64_t y, int64_t x, int64_t count) {
+                T* to = values_ + grid_channels * pixel;
+                const int64_t begin = y * shape_.width + x;
+                for (int64_t at = begin; at < begin + count; ++at, to += grid_channels) {
+                    for (int c = 0; c < grid_channels; ++c) to[c] = from[c][at];
+                }
+            });
         });
     }
 
@@ -150,12 +158,15 @@ private:
         const int64_t size = number_cell(cell_y, cell_x, cell);
         cell.nodes.assign(cell_parts * size, T(0));
         T weights[cell_parts][cell_corners] = {};
+        const Range rows = axes_.y.pixels(cell_y), columns = axes_.x.pixels(cell_x);
+        const int64_t first = cell_pixels(rows, columns).begin;
         for (int part = 0; part < cell_parts; ++part) {
             const Range ys = axes_.y.pixels(cell_y, part / parts_along),
                         xs = axes_.x.pixels(cell_x, part % parts_along);
             if (ys.begin == ys.end || xs.begin == xs.end) continue;
             for (int64_t y = ys.begin; y < ys.end; ++y) {
-                for (int64_t at = y * shape_.width + xs.begin; at < y * shape_.width + xs.end; ++at) {
+                const int64_t row = first + (y - rows.begin) * (columns.end - columns.begin) - columns.begin;
+                for (int64_t at = row + xs.begin; at < row + xs.end; ++at) {
                     splat_pixel(at, cell.own.data(), cell.nodes.data() + part * size);
                 }
             }
@@ -190,10 +201,11 @@ private:
     }
 
     PERMUTOHEDRAL_INLINE void splat_pixel(int64_t at, const StoredRow* rows, T* local) const {
-        const ColorPlace<T> color = this->color(at);
+        const ColorPlace<T>& color = coordinates_[at];
         T along[color_taps];
         spline_weights(color.offset[color_axes - 1], along);
-        const NodeVector<T> values = load<T, vector_size>(values_ + at * vector_size);
+        NodeVector<T> values;
+        for (int i = 0; i < vector_size; ++i) values[i] = values_[at * grid_channels + i % grid_channels];
         const NodeVector<T> vectors[vectors_of_color] = {values * pair_weights(along[0], along[1]),
                                                          values * pair_weights(along[2], T(0))};
         T* const nodes = local + grid_channels * color.node;
@@ -207,7 +219,7 @@ private:
 
     // The nodes at the corners of a cell are gathered in rows of their own. If there are few, they are interpolated along y
     // for each row of pixels: pixels then read those of two sides instead of four corners.
-    void slice_cell(int64_t channels, int64_t cell_y, int64_t cell_x, CellNodes& cell, T* out) const {
+    void slice_cell(int64_t cell_y, int64_t cell_x, CellNodes& cell) const {
         const Range rows = axes_.y.pixels(cell_y), columns = axes_.x.pixels(cell_x);
         const int64_t size = number_cell(cell_y, cell_x, cell), both = cell_ends * size;
         const bool few = size <= numbers_of_a_column * (columns.end - columns.begin);
@@ -215,22 +227,46 @@ private:
         T *const upper = cell.nodes.data(), *const between = upper + cell_corners * size;
         const StoredRow* corners[cell_corners];
         find_corners(cell_y, cell_x, corners);
-        for (int corner = 0; corner < cell_corners; ++corner) copy_rows(corners[corner], cell, upper + corner * size);
+        for (const int32_t r : cell.rows) {
+            const T* from[cell_corners];
+            for (int corner = 0; corner < cell_corners; ++corner) from[corner] = nodes_ + corners[corner][r].first;
+            const int64_t end = grid_channels * cell.own[r].end;
+            for (int64_t i = grid_channels * cell.own[r].begin; i < end; i += vector_size) {
+                T* to = upper + cell.own[r].first + i;
+                for (int corner = 0; corner < cell_corners; ++corner, to += size) {
+                    store<T, vector_size>(to, load<T, vector_size>(from[corner] + i));
+                }
+            }
+        }
+        int64_t pixel = cell_pixels(rows, columns).begin;
         for (int64_t y = rows.begin; y < rows.end; ++y) {
             const T down = axes_.y.right[y - rows.begin];
             if (few) interpolate_nodes(upper, upper + both, down, both / grid_channels, between);
-            for (int64_t x = columns.begin; x < columns.end; ++x) {
-                const int64_t at = y * shape_.width + x;
-                const T right = axes_.x.right[x - columns.begin];
-                const T weights[] = {(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right};
-                const T sides[] = {1 - right, right};
-                T sums[grid_channels];
+            for (int64_t x = columns.begin; x < columns.end; ++x, ++pixel) {
+                const T right = axes_.x.right[x - columns.begin], left = 1 - right;
                 if (few) {
-                    slice_pixel<cell_ends>(color(at), cell.own.data(), between, size, sides, sums);
+                    slice_pixel<cell_ends>(pixel, cell.own.data(), between, size, {left, right});
                 } else {
-                    slice_pixel<cell_corners>(color(at), cell.own.data(), upper, size, weights, sums);
+                    const T up = 1 - down;
+                    slice_pixel<cell_corners>(pixel, cell.own.data(), upper, size,
+                                              {up * left, up * right, down * left, down * right});
                 }
-                for (int64_t c = 0; c < channels; ++c) out[c * plane() + at] = sums[c];
+            }
+        }
+    }
+
+    // Writes the sums of a row of cells, which lie where the values were, row by row.
+    void write_sums(int64_t channels, int64_t cell_y, T* out) const {
+        const Range rows = axes_.y.pixels(cell_y);
+        for (int64_t y = rows.begin; y < rows.end; ++y) {
+            for (int64_t cell_x = 0; cell_x < axes_.x.num_cells; ++cell_x) {
+                const Range columns = axes_.x.pixels(cell_x);
+                const int64_t count = columns.end - columns.begin;
+                const T* from = values_ + grid_channels * (cell_pixels(rows, columns).begin + (y - rows.begin) * count);
+                for (int64_t c = 0; c < channels; ++c) {
+                    T* const to = out + c * plane() + y * shape_.width + columns.begin;
+                    for (int64_t x = 0; x < count; ++x) to[x] = from[x * grid_channels + c];
+                }
             }
         }
     }
@@ -244,19 +280,11 @@ private:
         return grid_channels * num_nodes + vector_size;
     }
 
-    void copy_rows(const StoredRow* from, const CellNodes& cell, T* to) const {
-        for (const int32_t r : cell.rows) {
-            const int64_t end = grid_channels * cell.own[r].end;
-            for (int64_t i = grid_channels * cell.own[r].begin; i < end; i += vector_size) {
-                store<T, vector_size>(to + cell.own[r].first + i, load<T, vector_size>(nodes_ + from[r].first + i));
-            }
-        }
-    }
-
     // Out of the nodes of several corners or sides, each `size` numbers after another.
     template <int Sides>
-    PERMUTOHEDRAL_INLINE void slice_pixel(const ColorPlace<T>& color, const StoredRow* rows, const T* nodes,
-                                          int64_t size, const T (&weights)[Sides], T (&sums)[grid_channels]) const {
+    PERMUTOHEDRAL_INLINE void slice_pixel(int64_t pixel, const StoredRow* rows, const T* nodes, int64_t size,
+                                          const T (&weights)[Sides]) const {
+        const ColorPlace<T>& color = coordinates_[pixel];
         // apart, so that no sum has to wait for another
         NodeVector<T> taken[Sides][vectors_of_color] = {};
         for_rows(color, [&](int64_t row, T weight) {
@@ -274,10 +302,9 @@ private:
             store<T, vector_size>(total + v * vector_size, sum);
         }
         spline_weights(color.offset[color_axes - 1], along);
-        for (int c = 0; c < grid_channels; ++c) {
-            sums[c] =
-                along[0] * total[c] + along[1] * total[c + grid_channels] + along[2] * total[c + 2 * grid_channels];
-        }
+        typename VectorOf<T, grid_channels>::type sums{};
+        for (int k = 0; k < color_taps; ++k) sums += along[k] * load<T, grid_channels>(total + k * grid_channels);
+        store<T, grid_channels>(values_ + grid_channels * pixel, sums);
     }
 
     // Every node gives to its neighbors at the same place, also to those across edges and corners.
@@ -319,39 +346,21 @@ private:
         add_nodes(from, T(shape_.neighbor_weight), nodes, to + grid_channels);
     }
 
-    void blur_along_y(int64_t y, int64_t x) {
-        const int64_t place = axes_.place(y, x);
-        clear(halfway_, place, halfway_nodes_);
+    // Adds the nodes of the places near `place`, the at-th along an axis of places `step` apart, as far as they are wanted.
+    void blur_places(const CellAxis<T>& axis, int64_t at, int64_t place, int64_t step, const NodeTable& given,
+                     const T* from, const NodeTable& table, T* to) const {
+        const StoredRow* const wanted = table.rows(place);
         std::vector<int32_t> rows;
-        find_rows(halfway_.rows(place), axes_.rows, rows);
-        const Range from = axes_.y.nodes_near(y);
-        for (int64_t other = from.begin; other < from.end; ++other) {
-            add_rows(stored_.rows(axes_.place(other, x)), nodes_, axes_.y.blur_between(other, y), rows,
-                     halfway_.rows(place), halfway_nodes_);
-        }
-    }
-
-    // Back to the nodes that are stored, of which only those are needed that colors touch.
-    void blur_along_x(int64_t y, int64_t x) {
-        const int64_t place = axes_.place(y, x);
-        clear(stored_, place, nodes_);
-        std::vector<int32_t> rows;
-        find_rows(touched_.rows(place), axes_.rows, rows);
-        const Range from = axes_.x.nodes_near(x);
-        for (int64_t other = from.begin; other < from.end; ++other) {
-            add_rows(halfway_.rows(axes_.place(y, other)), halfway_nodes_, axes_.x.blur_between(other, x), rows,
-                     touched_.rows(place), nodes_);
-        }
-    }
-
-    // Adds rows of another place, as far as they are wanted.
-    static void add_rows(const StoredRow* given, const T* from, T weight, const std::vector<int32_t>& rows,
-                         const StoredRow* wanted, T* to) {
-        for (const int32_t r : rows) {
-            const int64_t begin = std::max(given[r].begin, wanted[r].begin),
-                          end = std::min(given[r].end, wanted[r].end);
-            add_nodes(from + given[r].first + grid_channels * begin, weight, end - begin,
-                      to + wanted[r].first + grid_channels * begin);
+        find_rows(wanted, axes_.rows, rows);
+        const Range near = axis.nodes_near(at);
+        for (int64_t other = near.begin; other < near.end; ++other) {
+            const StoredRow* const source = given.rows(place + (other - at) * step);
+            for (const int32_t r : rows) {
+                const int64_t begin = std::max(source[r].begin, wanted[r].begin);
+                const int64_t nodes = std::min(source[r].end, wanted[r].end) - begin;
+                add_nodes(from + source[r].first + grid_channels * begin, axis.blur_between(other, at), nodes,
+                          to + wanted[r].first + grid_channels * begin);
+            }
         }
     }
 
@@ -363,7 +372,7 @@ private:
     const NeededNodes<T> needed_;
     const NodeTable stored_, halfway_, touched_;
     const Memory memory_[3];
-    T* const values_;  // [height, width, nodes_at_once, grid_channels]: the same for each node
+    T* const values_;  // [pixels, grid_channels], cell after cell
     T *const nodes_, *const halfway_nodes_;
 };
 

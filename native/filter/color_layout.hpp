@@ -79,8 +79,16 @@ struct ColorGridShape {
     double own_weight, neighbor_weight;  // of the blur along each axis of colors
 };
 
-// Where each pixel lies: the first of the nodes it touches, and how far it is from the middle one of them along each
-// axis. Colors are at least two nodes from both ends. Axes that are not used come first; they have one node.
+// Where a color lies: how far it is from the middle one of the nodes it touches along each axis, the first of their rows,
+// and the first node in it.
+template <class T>
+struct ColorPlace {
+    T offset[color_axes];
+    int32_t row, node;
+};
+
+// Where the color of each pixel lies, at least two nodes from both ends. Axes that are not used come first; they have one
+// node. Pixels lie cell after cell, row after row, so that a cell is read from one end to the other.
 template <class T>
 struct ColorCoordinates {
     int64_t extents[color_axes];
@@ -90,15 +98,16 @@ struct ColorCoordinates {
           shape_(shape),
           unused_(color_axes - shape.num_guides),
           plane_(shape.height * shape.width),
-          memory_{Memory(sizeof(T) * color_axes * plane_), Memory(sizeof(int32_t) * 2 * plane_)},
-          along_(as<T>(memory_[0])),
-          row_(as<int32_t>(memory_[1])) {
-        std::fill(along(0), along(0) + unused_ * plane_, T(0));
+          memory_(sizeof(ColorPlace<T>) * plane_),
+          places_(as<ColorPlace<T>>(memory_)) {
         std::vector<T> least[color_axes], most[color_axes];
         for (int64_t g = unused_; g < color_axes; ++g) least[g].resize(shape.height), most[g].resize(shape.height);
+        // projected twice, which takes less time than to write coordinates and to read them
         parallel_for(threads, shape.height, [&](int64_t y, int) {
+            std::vector<T> along(shape.width);
             for (int64_t g = unused_; g < color_axes; ++g) {
-                project(guide + y * shape.width, y, g, least[g][y], most[g][y]);
+                project(guide + y * shape.width, g, shape.width, along.data());
+                find_ends(along.data(), least[g][y], most[g][y]);
             }
         });
         for (int64_t g = unused_; g < color_axes; ++g) {
@@ -106,67 +115,88 @@ struct ColorCoordinates {
             last_[g] = nearest(*std::max_element(most[g].begin(), most[g].end()));
             extents[g] = int64_t(last_[g] - first_[g]) + 5;
         }
-        parallel_for(threads, shape.height, [&](int64_t y, int) { locate(y); });
+        parallel_for(threads, divide_up(shape.height, shape.cell_y),
+                     [&](int64_t cell_y, int) { locate(guide, cell_y); });
     }
 
-    // how far from the middle node; before all are located, coordinates
-    T* along(int64_t axis) const { return along_ + axis * plane_; }
-    // the first row of nodes, and the first node in it
-    int32_t* row() const { return row_; }
-    int32_t* node() const { return row() + plane_; }
+    const ColorPlace<T>& operator[](int64_t pixel) const { return places_[pixel]; }
+
+    // Calls function(pixel, y, x, count) for each row of pixels of each cell in a row of cells: the number of its first
+    // pixel, which lies at y and x.
+    template <class Function>
+    PERMUTOHEDRAL_INLINE void for_cells(int64_t cell_y, Function&& function) const {
+        const int64_t begin = cell_y * shape_.cell_y, end = std::min(begin + shape_.cell_y, shape_.height);
+        int64_t pixel = begin * shape_.width;
+        for (int64_t x = 0; x < shape_.width; x += shape_.cell_x) {
+            const int64_t count = std::min(shape_.cell_x, shape_.width - x);
+            for (int64_t y = begin; y < end; ++y, pixel += count) function(pixel, y, x, count);
+        }
+    }
 
 private:
     static T nearest(T coordinate) { return std::floor(coordinate + T(0.5)); }
 
-    void project(const T* guide, int64_t y, int64_t g, T& least, T& most) const {
-        T* to = along(g) + y * shape_.width;
+    // Writes the coordinates of pixels along axis g.
+    void project(const T* guide, int64_t g, int64_t count, T* to) const {
         const double* directions = shape_.directions[g - unused_];
         const T origin = T(shape_.origin[g - unused_]);
-        for (int64_t x = 0; x < shape_.width; ++x) to[x] = T(directions[0]) * guide[x] - origin;
+        for (int64_t x = 0; x < count; ++x) to[x] = T(directions[0]) * guide[x] - origin;
         for (int64_t c = 1; c < shape_.num_guides; ++c) {
             const T direction = T(directions[c]);
-            for (int64_t x = 0; x < shape_.width; ++x) to[x] += direction * guide[c * plane_ + x];
+            for (int64_t x = 0; x < count; ++x) to[x] += direction * guide[c * plane_ + x];
         }
+    }
+
+    void find_ends(const T* along, T& least, T& most) const {
         // lanes apart, which the compiler does not do by itself
         T low[lanes<T>], high[lanes<T>];
-        std::fill(low, low + lanes<T>, to[0]);
-        std::fill(high, high + lanes<T>, to[0]);
+        std::fill(low, low + lanes<T>, along[0]);
+        std::fill(high, high + lanes<T>, along[0]);
         int64_t x = 0;
         for (; x + lanes<T> <= shape_.width; x += lanes<T>) {
-            for (int i = 0; i < lanes<T>; ++i) low[i] = to[x + i] < low[i] ? to[x + i] : low[i];
-            for (int i = 0; i < lanes<T>; ++i) high[i] = to[x + i] > high[i] ? to[x + i] : high[i];
+            for (int i = 0; i < lanes<T>; ++i) low[i] = along[x + i] < low[i] ? along[x + i] : low[i];
+            for (int i = 0; i < lanes<T>; ++i) high[i] = along[x + i] > high[i] ? along[x + i] : high[i];
         }
-        for (; x < shape_.width; ++x) low[0] = std::min(low[0], to[x]), high[0] = std::max(high[0], to[x]);
+        for (; x < shape_.width; ++x) low[0] = std::min(low[0], along[x]), high[0] = std::max(high[0], along[x]);
         least = *std::min_element(low, low + lanes<T>), most = *std::max_element(high, high + lanes<T>);
     }
 
-    void locate(int64_t y) const {
-        int32_t *const rows = row() + y * shape_.width, *const nodes = node() + y * shape_.width;
-        std::fill(rows, rows + shape_.width, 0);
-        std::fill(nodes, nodes + shape_.width, 0);
+    // Row by row into planes of a row of cells, then cell by cell: what is written has to follow in memory.
+    void locate(const T* guide, int64_t cell_y) const {
+        const int64_t begin = cell_y * shape_.cell_y, end = std::min(begin + shape_.cell_y, shape_.height);
+        const int64_t size = (end - begin) * shape_.width;
+        std::vector<int32_t> rows(size), nodes(size);
+        std::vector<T> along(color_axes * size);
         for (int64_t g = unused_; g < color_axes; ++g) {
             // whole numbers are added, so that parts of a picture have the nodes of the whole
             const T shift = T(2) - first_[g];
-            // a sum that is rounded up would have another nearest node
-            const T highest = std::nextafter(last_[g] - first_[g] + T(2.5), T(0));
-            T* const to = along(g) + y * shape_.width;
-            int32_t* const number = g == color_axes - 1 ? nodes : rows;
+            // a sum that is rounded to the next one would have another nearest node
+            const T lowest = T(1.5), highest = std::nextafter(last_[g] - first_[g] + T(2.5), T(0));
+            T* const to = along.data() + g * size;
+            int32_t* const number = g == color_axes - 1 ? nodes.data() : rows.data();
             const auto step = int32_t(g == 0 ? extents[1] : 1);
-            for (int64_t x = 0; x < shape_.width; ++x) {
-                const T moved = to[x] + shift, coordinate = moved < highest ? moved : highest;
+            project(guide + begin * shape_.width, g, size, to);
+            for (int64_t x = 0; x < size; ++x) {
+                const T moved = to[x] + shift, below = moved < highest ? moved : highest;
+                const T coordinate = below > lowest ? below : lowest;
                 const auto middle = int32_t(coordinate + T(0.5));
                 to[x] = coordinate - T(middle);
                 number[x] += step * (middle - 1);
             }
         }
+        const T *const first = along.data(), *const second = first + size, *const third = second + size;
+        for_cells(cell_y, [&](int64_t pixel, int64_t y, int64_t x, int64_t count) {
+            const int64_t from = (y - begin) * shape_.width + x;
+            ColorPlace<T>* const to = places_ + pixel - from;
+            for (int64_t i = from; i < from + count; ++i) to[i] = {{first[i], second[i], third[i]}, rows[i], nodes[i]};
+        });
     }
 
     const ColorGridShape shape_;
     const int64_t unused_, plane_;
     T first_[color_axes], last_[color_axes];
-    const Memory memory_[2];
-    T* const along_;
-    int32_t* const row_;
+    const Memory memory_;
+    ColorPlace<T>* const places_;
 };
 
 // channels that are summed together
@@ -351,13 +381,6 @@ constexpr int vectors_of_color = (color_taps + nodes_at_once - 1) / nodes_at_onc
 template <class T>
 using NodeVector = typename VectorOf<T, vector_size>::type;
 
-// Where a color lies: see ColorCoordinates.
-template <class T>
-struct ColorPlace {
-    T offset[color_axes];
-    int32_t row, node;
-};
-
 // What nodes are worth to a color: the B-spline of second degree.
 template <class T>
 PERMUTOHEDRAL_INLINE void spline_weights(T offset, T* weights) {
@@ -393,10 +416,13 @@ PERMUTOHEDRAL_INLINE void interpolate_nodes(const T* upper, const T* lower, T do
 
 // The rows that are not empty.
 void find_rows(const StoredRow* rows, int64_t count, std::vector<int32_t>& found) {
-    found.clear();
+    found.resize(count);
+    size_t num_found = 0;
     for (int64_t r = 0; r < count; ++r) {
-        if (!rows[r].is_empty()) found.push_back(int32_t(r));
+        found[num_found] = int32_t(r);
+        num_found += !rows[r].is_empty();
     }
+    found.resize(num_found);
 }
 
 }  // namespace
