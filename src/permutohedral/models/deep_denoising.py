@@ -19,7 +19,7 @@ from permutohedral.lattice.bounded import build_bounded_lattice
 from permutohedral.lattice.features import join as join_features
 from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.lattice import Lattice, build_lattice
-from permutohedral.ops.neighborhood import gaussian_weight
+from permutohedral.lattice.neighborhood import gaussian_weight
 
 Origin = tuple[float, float]
 
@@ -135,13 +135,13 @@ class PermutohedralBlock(nn.Module):
         # sums and counts of many pixels do not fit 16 bits
         with torch.autocast(values.device.type, enabled=False):
             ones = values.new_ones((), dtype=torch.float32).expand(*values.shape[:-1], 1)
-            splatted = splat(torch.cat([values.float(), ones], dim=-1), lattice)
             weight = torch.cat([self.weight, self.gaussian[:, None, None]], dim=-1)
-            convolved = convolve(splatted, weight, lattice)
+            convolved = convolve(splat(torch.cat([values.float(), ones], dim=-1), lattice), weight, lattice)
             count = convolved[:, -1:].clamp_min(1e-6)
-            mean = convolved[:, :-1] / count
-            described = torch.cat([mean, count.rsqrt()], dim=-1)
-        return F.relu(self.between(described.to(values.dtype)))
+            described = torch.cat([convolved[:, :-1] / count, count.rsqrt()], dim=-1)
+            # lattice values take more memory than pixels
+            del convolved
+        return F.relu_(self.between(described.to(values.dtype)))
 
 
 class Level(nn.Module):
