@@ -152,7 +152,7 @@ WORKERS = {
 def test_workers_inherit_the_drop_ins(kind: str, tmp_path: Path) -> None:
     """IRN spawns with torch, deeplab-pytorch and AFA use joblib."""
     if kind == "joblib":
-        pytest.importorskip("joblib")
+        pytest.importorskip("joblib", reason="joblib is not installed")
     (tmp_path / "field.py").write_text(FIELD)
     body = "\n    ".join(WORKERS[kind].split("\n"))
     (tmp_path / "program.py").write_text(f"import field\nif __name__ == '__main__':\n    {body}\n")

@@ -324,6 +324,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (colors, out, "pass either scheduler", {"axes": "YXC", "workers": 2, "scheduler": "tcp://localhost:1"}),
         (colors, out, "such as 2GiB", {"axes": "YXC", "workers": 2, "memory": "much"}),
         (tmp_path / "nothing.zarr", out, "does not exist", {}),
+        (tmp_path, out, "neither Zarr nor TIFF; save the array as Zarr", {}),
         (waves, out, "integers or floats", {}),
         (empty, out, "not empty", {}),
         (tmp_path / "group.zarr", out, "no OME-Zarr", {}),

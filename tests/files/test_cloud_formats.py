@@ -16,7 +16,7 @@ POSITIONS, LABELS = (each.numpy() for each in make_town(50))
 
 
 def write_las(path: Path, point_format: int = 1) -> None:
-    laspy = pytest.importorskip("laspy")
+    laspy = pytest.importorskip("laspy", reason="laspy is not installed")
     content = laspy.create(point_format=point_format, file_version="1.4" if point_format > 5 else "1.2")
     content.header.scales, content.header.offsets = [0.01] * 3, np.floor(POSITIONS.min(axis=0))
     content.x, content.y, content.z = POSITIONS.T
@@ -26,7 +26,7 @@ def write_las(path: Path, point_format: int = 1) -> None:
 
 
 def write_ply(path: Path) -> None:
-    plyfile = pytest.importorskip("plyfile")
+    plyfile = pytest.importorskip("plyfile", reason="plyfile is not installed")
     kinds = [("x", "f8"), ("red", "u1"), ("y", "f8"), ("z", "f8"), ("label", "u1")]
     vertices = np.empty(50, dtype=kinds)
     for axis, name in enumerate("xyz"):
@@ -96,7 +96,7 @@ def test_keeps_labels_of_ply_that_are_no_classes(tmp_path: Path) -> None:
 
 
 def test_ply_of_text_keeps_its_digits(tmp_path: Path) -> None:
-    pytest.importorskip("plyfile")
+    pytest.importorskip("plyfile", reason="plyfile is not installed")
     source, target = tmp_path / "in.ply", tmp_path / "out.ply"
     kinds = "property double x", "property double y", "property float z", "property uint id", "property uchar class"
     faces = "element face 1", "property list uchar int vertex_indices"

@@ -263,5 +263,5 @@ def test_training_rejects_bad_files(town: Path) -> None:
     with pytest.raises(InputError, match=r"ends with \.safetensors"):
         train_cloud([town], town.with_name("model.bin"))
     np.savez(town, positions=make_town(50)[0].numpy())
-    with pytest.raises(InputError, match="pass classified files"):
+    with pytest.raises(InputError, match="no classified points"):
         train(town, "model", 1)

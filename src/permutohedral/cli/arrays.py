@@ -57,7 +57,8 @@ def filter_array(
     """Smooth arrays of any size and keep edges.
 
     Filters tile by tile; the result equals the filter of the whole array. OUTPUT has the axes, dtype, chunks and
-    compression of INPUT. It appears, and replaces an existing one, when it is complete. Needs the extra dask.
+    compression of INPUT; pages of a TIFF that exceed the memory become smaller chunks. It appears, and replaces an
+    existing one, when it is complete. Needs the extra dask.
 
     Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """

@@ -10,14 +10,12 @@ import typer
 from permutohedral.cli.shared import (
     Device,
     Json,
-    handle_errors,
     need_output,
     positive,
     reuse_freed_memory,
     run_batch,
     split_paths,
 )
-from permutohedral.errors import InputError
 from permutohedral.files.settings import SegmentationSettings
 
 image = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -191,9 +189,8 @@ def segment(
     Example: permutohedral image segment photos/ out/ --probabilities network/
     """
     options = locals()
-    with handle_errors():
-        if len(paths) != (3 if probabilities is None else 2) or (trimap and probabilities is not None):
-            raise InputError("pass PHOTO LABELS OUTPUT, or PHOTO OUTPUT --probabilities PATH without --trimap")
+    if len(paths) != (3 if probabilities is None else 2) or (trimap and probabilities is not None):
+        raise typer.BadParameter("pass PHOTO LABELS OUTPUT, or PHOTO OUTPUT --probabilities PATH without --trimap")
     sources, *labels, output = options.pop("paths")
     given = labels[0] if labels else None
     options |= {"sources": sources, "output": output, "labels": None if trimap else given}

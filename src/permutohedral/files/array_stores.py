@@ -127,7 +127,12 @@ def open_source(path: Path, axes: str | None = None) -> ArraySource:
 def _describe_store(path: Path) -> ArraySource:
     import zarr
 
-    found: Any = zarr.open(str(path), mode="r")
+    try:
+        found: Any = zarr.open(str(path), mode="r")
+    except FileNotFoundError as error:
+        raise InputError(
+            f"input {path} is neither Zarr nor TIFF; save the array as Zarr, such as with zarr.save('a.zarr', array)"
+        ) from error
     attributes: dict[str, Any] = json.loads(json.dumps(dict(found.attrs)))
     if isinstance(found, zarr.Array):
         names = getattr(found.metadata, "dimension_names", None) or attributes.get("_ARRAY_DIMENSIONS")

@@ -416,7 +416,9 @@ def _read_scenes(paths: Sequence[Path], description: cloud_models.Description) -
     for path in paths:
         cloud = cloud_formats.read_cloud(path)
         if cloud.labels is None:
-            raise InputError(f"inputs contain {path}, which has no classes from 0 to 255; pass classified files")
+            raise InputError(
+                f"inputs contain {path}, which has no classified points; pass files with classes from 1 to 255"
+            )
         labels = class_of_number[cloud.labels.long()]
         if not bool((labels != cloud_scenes.UNKNOWN).any()):
             names = ", ".join(each.name for each in classes)

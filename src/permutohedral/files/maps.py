@@ -219,13 +219,13 @@ def colorize_image(
         image = read_image(source)
         path = batch.find_companion(place, source, output=output)
         colors = read_image(path)
-        gray = image.pixels.mean(dim=0, keepdim=True)
+        gray = _luma(image.pixels)
         check_output(output, image.with_pixels(gray.expand(3, -1, -1)))
         check_same_size(path, colors.pixels, source, gray)
         drawn = _find_strokes(colors)
         if len(colors.pixels) != 3 or not bool(drawn.any()):
             raise InputError(f"{path} has no strokes: draw in color, on gray or on a transparent image")
-        chroma = colors.pixels - colors.pixels.mean(dim=0, keepdim=True)
+        chroma = colors.pixels - _luma(colors.pixels)
         started = time.perf_counter()
         found = ph.bilateral_solver(
             chroma,
@@ -244,6 +244,13 @@ def colorize_image(
         return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), 3, known)
 
     return batch.process_files(process, GuidedResult, batch.plan_files(sources, output, recursive), errors, progress)
+
+
+def _luma(pixels: Tensor) -> Tensor:
+    """Return the brightness `[1, height, width]` as gray images have it (Rec. 601)."""
+    if len(pixels) == 1:
+        return pixels
+    return (pixels * pixels.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(dim=0, keepdim=True)
 
 
 def _without_gray_profile(image: ImageData) -> Metadata:

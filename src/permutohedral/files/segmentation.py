@@ -22,8 +22,8 @@ from permutohedral.files.partial import check_settings
 from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, choose_device
 from permutohedral.files.transparency import hide_colors
 from permutohedral.filters.bilateral import warn_of_large_sigma
+from permutohedral.lattice.tensors import check_count
 from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
-from permutohedral.ops.tensors import check_count
 
 _DEFAULTS = SegmentationSettings()
 _SIGMA_NEAR = 3.0

@@ -147,7 +147,9 @@ def filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], til
     dtype_within = working_dtype(blocks[0].dtype)
     tensors = [_to_tensor(block, dtype_within).movedim(-1, 0) for block in blocks]
     try:
-        filtered = run(tensors[0], tile.origin, *tensors[1:]).movedim(0, -1).numpy()[tile.keep]
+        # trained layers have parameters; the mode is one of each thread, so that callers cannot set it
+        with torch.no_grad():
+            filtered = run(tensors[0], tile.origin, *tensors[1:]).movedim(0, -1).numpy()[tile.keep]
     except InputError as error:
         raise InputError(f"in the tile whose first sample is {tile.origin}: {error.message}") from error
     result = np.empty(filtered.shape, dtype)
