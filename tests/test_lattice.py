@@ -63,6 +63,13 @@ def test_batches_number_their_items() -> None:
     assert ragged.batch_size is None
 
 
+def test_batch_may_be_a_column(backend: str) -> None:
+    features, columns = draw(50, 2), torch.randint(0, 3, (50, 2), dtype=torch.int32, device=DEVICE)
+    lattice = ph.build_lattice(features, batch=columns[:, 0])
+    items = lattice.source.keys[lattice.source.vertices.long()][:, :, 0]
+    assert torch.equal(items, columns[:, :1].expand(50, 3))
+
+
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 @pytest.mark.parametrize(("dimension", "halo"), [(1, 1), (1, 3), (2, 2), (3, 1)])
 def test_halo(dimension: int, halo: int, apart: bool) -> None:

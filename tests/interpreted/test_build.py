@@ -222,7 +222,7 @@ def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
     assert int(vertices.max()) == num - 10
 
 
-@pytest.mark.parametrize("shape", [(9, 3), (2, 7, 1)])
+@pytest.mark.parametrize("shape", [(9, 3), (2, 7, 1), (1, 12, 2)])
 def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
     """The learned filter, the Gaussian, and gradients with respect to features."""
     features, values = 2 * torch.randn(shape, dtype=torch.float64), torch.randn(*shape[:-1], 2, dtype=torch.float64)
@@ -240,6 +240,18 @@ def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
         assert_close(found, expected)
         assert_close(gradient, torch.autograd.grad(expected.square().sum(), leaf)[0])
         assert_close(blurred, ph.gaussian_filter(values, None, lattice=lattice))
+
+
+@pytest.mark.parametrize("batch", ["column", "expanded"])
+def test_strided_batch(batch: str) -> None:
+    """Kernels read the items of points one after another."""
+    features, columns = 5 * torch.rand(50, 2), torch.randint(0, 3, (50, 2), dtype=torch.int32)
+    items = columns[:, 0] if batch == "column" else columns[0, :1].expand(50)
+    with use_backend("triton"):
+        found, expected = ph.build_lattice(features, batch=items), ph.build_lattice(features, batch=items.clone())
+    assert found.num_lattice_points == expected.num_lattice_points
+    keys = [lattice.source.keys[lattice.source.vertices.long()] for lattice in (found, expected)]
+    assert torch.equal(*keys)
 
 
 def test_bounded_lattice_reports_failure() -> None:
