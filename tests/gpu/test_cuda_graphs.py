@@ -128,6 +128,20 @@ def test_captured_step_of_a_u_net(scaled: bool) -> None:
     assert set(step.recordings) == {"lattice", "step"}
 
 
+def test_captured_step_of_one_cloud_is_replayed() -> None:
+    layer = ph.nn.PermutohedralConv(4, 8, dimension=3, device="cuda")
+
+    def train(lattice: ph.Lattice, values: Tensor) -> Tensor:
+        result: Tensor = layer(values, lattice=lattice)
+        return result.square().mean().detach()
+
+    step = ph.nn.capture_step(train)
+    for _ in range(5):
+        features, values = 3 * torch.randn(1, 4000, 3, device="cuda"), torch.randn(1, 4000, 4, device="cuda")
+        assert_near(step(features, values), train(ph.build_lattice(features), values), TOLERANCE)
+    assert set(step.recordings) == {"lattice", "step"}
+
+
 def test_captured_step_does_not_wait_for_the_device() -> None:
     """Except for the numbers of lattice points, which the step itself does not read."""
     network = ph.models.LatticeUNet(2, 3, channels=(16, 32)).cuda()

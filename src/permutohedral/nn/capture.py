@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,8 +28,6 @@ def capture_step(
 
     The first steps run as usual, then the step is recorded and replayed. A lattice with more lattice points than there
     is room for runs as usual, and a larger one is recorded. Inputs of other shapes than the first ones run as usual.
-
-    Experimental: recordings have been tested in Triton's interpreter, and not yet on a GPU.
 
     Args:
         step: takes a lattice and other tensors: forward, loss, backward and optimizer. It must not wait for the GPU.
@@ -139,7 +138,7 @@ class _Recording:
         # a recorded function is not kept, since it may hold memory
         self._results: Any = function
         if self._graph is not None:
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, stream=_stream_of(device)):
                 self._results = function()
 
     def replay(self) -> Any:
@@ -150,13 +149,19 @@ class _Recording:
         return self._results
 
 
+@lru_cache(maxsize=16)
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream for all recordings: on each new one, cuBLAS allocates 64 MB that it never returns."""
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
     """Run on another stream than the default one, whose work a graph cannot depend on."""
     if device.type != "cuda":
         yield
         return
-    stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    stream, current = _stream_of(device), torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         yield
