@@ -26,6 +26,13 @@ def test_position_sigma_may_differ_between_y_and_x() -> None:
     torch.testing.assert_close(features[-1], torch.tensor([2 / 2.0, 3 / 4.0]))
 
 
+@pytest.mark.parametrize("sigma", [1e50, (1e50, 2.0)])
+def test_positions_of_a_sigma_beyond_float32(sigma: Any) -> None:
+    found = ph.features.positions((3, 4), sigma=sigma)
+    assert found[:, 0].max() < 1e-38
+    assert found.isfinite().all()
+
+
 def test_positions_have_requested_dtype() -> None:
     assert ph.features.positions((2, 2)).dtype == torch.get_default_dtype()
     assert ph.features.positions((2, 2), dtype=torch.float64).dtype == torch.float64

@@ -312,7 +312,9 @@ def _divide(features: Tensor, unit: float | Tensor) -> Tensor:
     On a GPU torch multiplies with the inverse of a plain number, and its last place may put a point on the other side
     of a face.
     """
-    return features / (unit if isinstance(unit, Tensor) else features.new_full((), unit))
+    if not isinstance(unit, Tensor):
+        unit = features.new_full((), min(unit, torch.finfo(features.dtype).max))
+    return features / unit
 
 
 def numbers_of(sigma: Sigma, dimension: int, name: str = "sigma") -> list[float]:
