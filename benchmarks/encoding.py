@@ -1,4 +1,4 @@
-"""Workloads of the permutohedral encoding: 2^18 points, 16 levels of 2 features, tables of 2^19 rows."""
+"""Workloads of the permutohedral encoding: 16 levels of 2 features, tables of 2^19 rows."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Contender, Prepared, Workload
 from experiments.quality import relative_error
 
-POINTS, LEVELS, GROWTH = 2**18, 16, 1.38
+LEVELS, GROWTH = 16, 1.38
 NUM_INPUTS = 4
 
 
-def _prepare(inputs: Inputs, dimension: int, backward: bool) -> Prepared:
+def _prepare(
+    inputs: Inputs, dimension: int, backward: bool, points: int = 2**18, dtype: torch.dtype = torch.float32
+) -> Prepared:
     """Encode points that change from call to call; backward to table and positions."""
     torch.manual_seed(0)
     sigmas = [1 / (16 * GROWTH**level) for level in range(LEVELS)]
-    layer = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, device=inputs.device)
+    layer = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, device=inputs.device, dtype=dtype)
     torch.nn.init.normal_(layer.table)
-    positions = [torch.rand(POINTS, dimension, device=inputs.device) for _ in range(NUM_INPUTS)]
-    gradient = torch.randn(POINTS, layer.out_features, device=inputs.device)
+    positions = [torch.rand(points, dimension, device=inputs.device) for _ in range(NUM_INPUTS)]
+    gradient = torch.randn(points, layer.out_features, device=inputs.device, dtype=dtype)
 
     def encode(number: int) -> Tensor:
         features: Tensor = layer(positions[number % NUM_INPUTS])
@@ -49,16 +51,31 @@ def _prepare(inputs: Inputs, dimension: int, backward: bool) -> Prepared:
 
     # it takes seconds
     plain = contender("plain torch", "reference", "the reference backend of this package")
-    return Prepared(contender(OURS, None), [plain] if dimension == 3 else [], num_inputs=NUM_INPUTS)
+    return Prepared(contender(OURS, None), [plain] if dimension == 3 and points == 2**18 else [], num_inputs=NUM_INPUTS)
 
 
-WORKLOADS = tuple(
-    Workload(
-        f"E{dimension}{'b' if backward else ''}",
-        f"encoding of 2^18 points, d = {dimension}, 16 levels x 2, {'forward and backward' if backward else 'forward'}",
-        "any",
-        partial(_prepare, dimension=dimension, backward=backward),
-    )
-    for dimension in (2, 3, 4, 6)
-    for backward in (False, True)
+_BOTH = ((False, "", "forward"), (True, "b", "forward and backward"))
+
+WORKLOADS = (
+    *(
+        Workload(
+            f"E{dimension}{suffix}",
+            f"encoding of 2^18 points, d = {dimension}, 16 levels x 2, {what}",
+            "any",
+            partial(_prepare, dimension=dimension, backward=backward),
+        )
+        for dimension in (2, 3, 4, 6)
+        for backward, suffix, what in _BOTH
+    ),
+    *(
+        Workload(
+            f"E{dimension}{suffix}-{name}",
+            f"encoding of 2^20 points, d = {dimension}, 16 levels x 2, {name} table, {what}",
+            "cuda",
+            partial(_prepare, dimension=dimension, backward=backward, points=2**20, dtype=dtype),
+        )
+        for dimension in (3, 6)
+        for name, dtype in (("float32", torch.float32), ("float16", torch.float16))
+        for backward, suffix, what in _BOTH
+    ),
 )

@@ -23,7 +23,8 @@ import time, torch
 torch.zeros(1, device="cuda").sum().item(); torch.cuda.synchronize()
 started = time.perf_counter()
 import permutohedral as ph
-ph.bilateral_filter(torch.rand(3, 512, 512, device="cuda"), 16.0, 0.1); torch.cuda.synchronize()
+ph.bilateral_filter(torch.rand(3, 512, 512, device="cuda"), sigma_space=16.0, sigma_color=0.1)
+torch.cuda.synchronize()
 print(1000 * (time.perf_counter() - started))
 """
 
