@@ -163,6 +163,7 @@ def test_export() -> None:
     assert_close(program.module()(*others), layer(*others))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU puts pixels on other sides of facets for rounded bandwidths")
 @pytest.mark.parametrize("strict", [False, True], ids=["traced", "compiled"])
 def test_export_of_a_field_with_sizes_that_change(strict: bool) -> None:
     layer = ph.nn.DenseCRF(3, dtype=torch.float64, device=DEVICE)

@@ -51,6 +51,7 @@ def test_large_windows_take_the_lattice(channels: int, noise: float, sigma_color
     assert_same(actual, ph.bilateral_filter(image, sigma_space=12.0, sigma_color=sigma_color))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU the choice does not depend on the pixels")
 def test_noise_makes_lattices_slow() -> None:
     """The same window: where every pixel has lattice points of its own it takes less time than they do."""
     assert ph.accuracy.explain_bilateral(picture(), sigma_space=6.0, sigma_color=0.1).method != "exact"
@@ -86,6 +87,7 @@ def test_many_points_take_the_lattice() -> None:
     assert_same(ph.gaussian_filter(values, features, method="auto"), ph.gaussian_filter(values, features))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU the choice does not depend on the pixels")
 def test_a_transformed_call_that_takes_something_else_says_so() -> None:
     image = torch.rand(2, 3, 40, 40, device=DEVICE)
     smooth = partial(ph.bilateral_filter, sigma_space=3.0, sigma_color=0.2, method="auto")

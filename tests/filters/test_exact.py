@@ -128,7 +128,8 @@ def test_pictures(
     assert_close(actual, expected_picture(image, guide, sigma, 0.3))
 
 
-@pytest.mark.parametrize("method", ["exact", "auto"])
+# on a GPU the automatic method takes the lattice
+@pytest.mark.parametrize("method", ["exact", "auto"] if DEVICE.type == "cpu" else ["exact"])
 @pytest.mark.parametrize("sigma", [1e19, 1e50, 1e308])
 def test_windows_wider_than_integers_reach(sigma: float, method: Any, dtype: torch.dtype) -> None:
     image = to_tensor(np.random.default_rng(12).random(size=(3, 14, 17)), dtype)
