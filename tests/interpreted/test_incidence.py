@@ -9,6 +9,7 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.errors import InputError
 from permutohedral.filters.normalization import Normalization
 from permutohedral.ops import reference
 from permutohedral.ops.dispatch import use as use_backend
@@ -19,6 +20,16 @@ def corners(points: int, rows: int, crowded: int) -> tuple[Tensor, Tensor]:
     vertices = torch.randint(0, rows, (3, points), dtype=torch.int32)
     vertices[0, :crowded] = 2
     return vertices.T, torch.rand(3, points).T
+
+
+def test_more_corners_than_can_be_sorted() -> None:
+    vertices = torch.zeros(1, 1, dtype=torch.int32).expand(450_000_000, 5)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(InputError, match="fewer than 2,147,483,647 corners in deterministic mode, got 450,000,000"):
+            incidence.list_corners(vertices, vertices, 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

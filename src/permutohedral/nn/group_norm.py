@@ -46,12 +46,10 @@ class LatticeItems:
 
     @with_storable_results
     def _count_members(self) -> Tensor:
-        if self.items == 1:
-            # inductor counts the threads of a GPU instead: it drops the mask of a constant that is added at one place
-            return self.item.new_full((1, 1), max(len(self.item), 1))
         # bincount would wait for a GPU; an item has at least one lattice point
         one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        return self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
+        # One place more: on a GPU inductor counts threads instead where a constant is added at a single place.
+        return self.item.new_zeros(self.items + 1).index_add(0, self.item, one)[:-1].clamp_min(1)[:, None]
 
     @property
     def rows(self) -> ItemRows:

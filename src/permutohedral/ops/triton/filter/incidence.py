@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from permutohedral.errors import InputError
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.triton.kernel import (
     WIDEST_TILE,
@@ -37,6 +38,8 @@ _TOGETHER = 16
 _ENTRIES = 16
 # fewer points, or fewer channels, are added in less time than listing takes
 _MANY_POINTS, _MANY_CHANNELS = 1 << 16, 32
+# torch.sort takes no more numbers on a GPU
+_MOST_SORTED = (1 << 31) - 1
 
 
 class Incidence(NamedTuple):
@@ -238,6 +241,11 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
     (num_points, corners), device = vertices.shape, vertices.device
     entries, place_dtype = num_points * corners, torch.int32 if vertices.numel() < 1 << 31 else torch.int64
     if torch.are_deterministic_algorithms_enabled():
+        if entries > _MOST_SORTED:
+            raise InputError(
+                f"points must have fewer than {_MOST_SORTED:,} corners in deterministic mode, got {num_points:,} with "
+                f"{corners} each; filter parts of them, or pass False to torch.use_deterministic_algorithms"
+            )
         ordered, order = torch.sort(vertices.reshape(-1), stable=True)
         rows = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         starts = torch.searchsorted(ordered, rows, out_int32=place_dtype == torch.int32)
