@@ -56,8 +56,10 @@ def test_warns_if_the_image_stays_as_it_is(method: Any, guided: bool) -> None:
 
 def test_warns_of_a_bandwidth_in_bytes() -> None:
     photo = np.zeros((8, 9, 3), np.uint8)
-    with pytest.warns(UserWarning, match=r"sigma_color is 25, but white is 1, .* pass 0.098 for 25 of 255"):
+    with pytest.warns(UserWarning, match=r"sigma_color is 25, but white is 1, .* pass 0.098 for 25 of 255") as caught:
         ph.bilateral_filter(photo, sigma_space=3.0, sigma_color=25, channels_last=True)
+    # the line of the caller
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("error")
@@ -74,6 +76,21 @@ def test_does_not_warn_about_other_units() -> None:
     ]  # fmt: skip
     for image, guide, sigma in calls:
         ph.bilateral_filter(image, guide, sigma_space=8.0, sigma_color=sigma)
+
+
+def test_uint8_gets_the_dtype_of_the_other_image() -> None:
+    wide = PHOTO[..., :1] / 255
+    options = {"channels_last": True, **SIGMAS}
+    found = ph.bilateral_filter(wide, PHOTO, **options)
+    np.testing.assert_allclose(found, ph.bilateral_filter(wide, PHOTO / 255, **options), atol=1e-6)
+    assert found.dtype == np.float64
+    assert ph.bilateral_filter(PHOTO, PHOTO / 255, **options).dtype == np.uint8
+
+
+@pytest.mark.parametrize("function", [ph.upsample, ph.bilateral_solver])
+def test_integer_maps_are_converted_not_scaled(function: Any) -> None:
+    with pytest.raises(ph.errors.InputError, match=r"uint16; convert it with \w+\.astype\(numpy\.float32\)"):
+        function(np.full((*PHOTO.shape[:2], 1), 1500, np.uint16), PHOTO, channels_last=True)
 
 
 def test_uint8_tensors_keep_dtype_and_device() -> None:

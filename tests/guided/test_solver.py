@@ -315,3 +315,8 @@ def test_only_the_ratio_of_weight_and_smoothness_matters(unit: float, observe: A
     smooth = solver(target, sample_weight, smoothness=1e5, observe=observe, tolerance=0.0)
     found = solver(target, 1e-25 * sample_weight, observe=observe, tolerance=0.0)
     assert float((found - smooth).abs().max()) < 0.01
+
+
+def test_error_for_a_guide_with_nan_names_the_guide() -> None:
+    with pytest.raises(ph.errors.FeatureRangeError, match="made of the guide and sigma"):
+        ph.bilateral_solver(torch.rand(3, 8, 9), torch.full((1, 8, 9), float("nan")))

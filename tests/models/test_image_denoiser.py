@@ -205,6 +205,10 @@ def test_keeps_an_image_without_noise() -> None:
 def test_rejects_wrong_arguments() -> None:
     with pytest.raises(InputError, match="1 or 3"):
         Denoiser()(torch.rand(2, 8, 8), 0.1)
+    with pytest.raises(InputError, match=r"got shape \(8, 9, 3\); pass pixels.movedim\(-1, 0\)"):
+        Denoiser()(torch.rand(8, 9, 3), 0.1)
+    with pytest.raises(InputError, match=r"got shape \(8, 9\); pass a gray image as pixels\[None\]"):
+        Denoiser()(torch.rand(8, 9), 0.1)
     with pytest.raises(InputError, match="at least 0"):
         Denoiser()(torch.rand(1, 8, 8), float("nan"))
     with pytest.raises(InputError, match=r"at most 1, .* got 25; divide sigma by 255"):

@@ -149,10 +149,10 @@ def estimate_bilateral_error(
     """
     check_count("samples", samples, least=1)
     layout = ImageFormat(spatial_dims, channels_last)
-    result, pixels = layout.read("filtered", filtered), layout.read("image", image)
+    result, (pixels, edges) = layout.read("filtered", filtered), layout.read_both(image, guide)
     check_tensor("filtered", result)
     check_image(pixels, spatial_dims)
-    edges = pixels if guide is None else layout.read("guide", guide)
+    edges = pixels if edges is None else edges
     check_guide(edges, pixels, spatial_dims)
     if pixels.dim() != spatial_dims + 1 or result.shape != pixels.shape:
         space = space_in_words(spatial_dims)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
-from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor
+from permutohedral.lattice.arrays import Data, ImageFormat, as_given, is_uint8, optional_tensor
 from permutohedral.lattice.checks import check_method
 from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
 from permutohedral.lattice.features import bilateral as bilateral_features
@@ -117,8 +116,8 @@ def bilateral_filter(
     torch.Size([1, 20, 32, 48])
     """
     layout = ImageFormat(spatial_dims, channels_last)
-    pixels, edges = layout.read("image", image), None if guide is None else layout.read("guide", guide)
-    if (image if guide is None else guide).dtype in (torch.uint8, np.uint8):
+    pixels, edges = layout.read_both(image, guide)
+    if is_uint8(image if guide is None else guide):
         warn_of_large_sigma(sigma_color)
     filtered, mass = _filter_pixels(
         pixels,
@@ -145,7 +144,7 @@ def warn_of_large_sigma(sigma_color: Sigma) -> None:
         warnings.warn(
             f"sigma_color is {sigma_color:g}, but white is 1, so colors hardly matter; pass {sigma_color / 255:.2g} "
             f"for {sigma_color:g} of 255",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -175,7 +174,7 @@ def _warn_if_unchanged(image: Tensor, edges: Tensor, filtered: Tensor, sigma_col
         warnings.warn(
             f"sigma_color is {sigma_color}, but neighboring pixels differ by {typical:.2g}, so the image is returned "
             "almost unchanged; raise sigma_color, which is in units of the values, such as 25 for values in [0, 255]",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

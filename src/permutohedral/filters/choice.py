@@ -149,9 +149,9 @@ def explain_bilateral(
     'exact'
     """
     layout = ImageFormat(spatial_dims, channels_last)
-    pixels = layout.read("image", image)
+    pixels, edges = layout.read_both(image, guide)
     check_image(pixels, spatial_dims)
-    edges = pixels if guide is None else layout.read("guide", guide)
+    edges = pixels if edges is None else edges
     check_channels_first(edges, spatial_dims, "image" if guide is None else "guide")
     check_guide(edges, pixels, spatial_dims)
     if spatial_dims == 2:

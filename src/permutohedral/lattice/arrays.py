@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.ops.contract import accumulation_dtype
 
 # all data of a call are tensors, or all are arrays
 Data = TypeVar("Data", Tensor, NDArray[Any])
@@ -52,6 +53,11 @@ def as_given(result: Tensor, data: Data) -> Data:
     return result
 
 
+def is_uint8(data: Tensor | NDArray[Any]) -> bool:
+    """Return whether white is 255."""
+    return data.dtype in (torch.uint8, np.uint8)
+
+
 @dataclass(frozen=True)
 class ImageFormat:
     """How images of a call are passed, and how its result is returned.
@@ -72,8 +78,8 @@ class ImageFormat:
     spatial_dims: int = 2
     channels_last: bool = False
 
-    def read(self, name: str, data: Tensor | NDArray[Any]) -> Tensor:
-        """Return an image as a tensor `[..., channels, *space]`; uint8 is scaled to [0, 1]."""
+    def read(self, name: str, data: Tensor | NDArray[Any], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return an image as a tensor `[..., channels, *space]`; uint8 is scaled to [0, 1] in `dtype`."""
         if not isinstance(data, (Tensor, np.ndarray)):
             advice = "pass a Pillow image as numpy.asarray(image) with channels_last=True"
             if isinstance(data, (str, PathLike)):
@@ -81,11 +87,11 @@ class ImageFormat:
             raise InputError(f"{name} must be a torch.Tensor or a NumPy array, got {type(data).__name__}; {advice}")
         image = to_tensor(data)
         if image.dtype == torch.uint8:
-            image = image / _WHITE
+            image = image.to(dtype) / _WHITE
         if not image.is_floating_point():
-            advice = "divide it by its largest value, such as 65535, and state sigma_color in the same units"
-            if image.dtype == torch.bool:
-                advice = f"convert it with {name}." + ("float()" if data is image else "astype(numpy.float32)")
+            advice = f"convert it with {name}." + ("float()" if data is image else "astype(numpy.float32)")
+            if name in ("image", "guide") and image.dtype != torch.bool:
+                advice = "divide it by its largest value, such as 65535, and state sigma_color in the same units"
             raise InputError(f"{name} must be floating or uint8, got {data.dtype}; {advice}")
         if not self.channels_last:
             return image
@@ -93,9 +99,19 @@ class ImageFormat:
             raise InputError(f"{name} has no axis of channels, got {tuple(data.shape)}; add one with {name}[..., None]")
         return image.movedim(-1, -self.spatial_dims - 1)
 
+    def read_both(
+        self, image: Tensor | NDArray[Any], guide: Tensor | NDArray[Any] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return an image and its guide; one of uint8 gets the dtype of the other."""
+        pixels = self.read("image", image)
+        if guide is None:
+            return pixels, None
+        edges = self.read("guide", guide, accumulation_dtype(pixels.dtype))
+        return self.read("image", image, accumulation_dtype(edges.dtype)) if is_uint8(image) else pixels, edges
+
     def write(self, result: Tensor, data: Data) -> Data:
         """Return a result as `data` was passed: array or tensor, place of the channels, floating or uint8."""
-        if data.dtype in (torch.uint8, np.uint8):
+        if is_uint8(data):
             result = (result * _WHITE).round().clamp(0, _WHITE).to(torch.uint8)
         if self.channels_last:
             result = result.movedim(-self.spatial_dims - 1, -1)

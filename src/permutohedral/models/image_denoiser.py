@@ -93,7 +93,9 @@ class Denoiser:
         """
         check_tensor("pixels", pixels)
         if pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
-            raise InputError(f"pixels must be [1 or 3, height, width], got shape {tuple(pixels.shape)}")
+            last = pixels.dim() == 3 and pixels.shape[2] in (1, 3)
+            advice = "pass pixels.movedim(-1, 0)" if last else "pass a gray image as pixels[None]"
+            raise InputError(f"pixels must be [1 or 3, height, width], got shape {tuple(pixels.shape)}; {advice}")
         if pixels.dtype != torch.float32:
             scale = "" if pixels.is_floating_point() else " / 255"
             raise InputError(f"pixels must be float32 in [0, 1], got {pixels.dtype}; pass pixels.float(){scale}")

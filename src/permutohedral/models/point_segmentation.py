@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from permutohedral.models.lattice_unet import Between, LatticeUNet
+from permutohedral.models.pretrained import open_weights
 
 
 class PointSegmenter(nn.Module):
@@ -54,9 +55,7 @@ class PointSegmenter(nn.Module):
         >>> ph.models.PointSegmenter.from_pretrained().step
         0.7
         """
-        from safetensors import safe_open
-
-        with safe_open(shipped_segmenter() if path is None else path, "pt") as file:
+        with open_weights(shipped_segmenter() if path is None else path) as file:
             content = json.loads(file.metadata()["points"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
         # the first convolution reads the values and their density

@@ -107,11 +107,19 @@ def load_pretrained(name: str = DEFAULT_MODEL, noise: float = 25.0) -> tuple[nn.
     return _load(entry, path), entry.noise
 
 
-def _load(entry: Entry, path: Path) -> nn.Module:
-    from safetensors import safe_open
+def open_weights(path: str | Path) -> Any:
+    """Open a file of weights as a context manager; name the extra if it is missing."""
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError as error:
+        error.add_note("pretrained networks need an extra: pip install 'permutohedral[images]'")
+        raise
+    return safe_open(path, "pt")
 
+
+def _load(entry: Entry, path: Path) -> nn.Module:
     model = build_denoiser(entry.kind, entry.options)
-    with safe_open(path, "pt") as file:
+    with open_weights(path) as file:
         state = {name: file.get_tensor(entry.prefix + name) for name in model.state_dict()}
     model.load_state_dict(state)
     return model.eval()
