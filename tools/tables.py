@@ -25,28 +25,22 @@ MEAN_FIELDS = (
     "crf-1024x1024-21-10",
     "crf-training-375x500-21-5",
 )
-LAYERS = (
-    "C-forward-fp32",
-    "C-training-fp32",
-    "C-forward-bf16",
-    "C-training-bf16",
-    "step-layer",
-    "step-unet",
-)
-UPSAMPLING = ("upsample-solver", "upsample-features-large")
 # the report, and the workloads of the table: whole names, or their beginnings before a hyphen
 BENCHMARKS = {
     "readme": ("benchmark-cpu.json", ("W1", "W4", "W7-forward")),
     "cpu": ("benchmark-cpu.json", ("W1", "W1b", "W2", "W3", "W4", "memory")),
-    "cpu-layers": ("benchmark-cpu.json", ("W7", "layer", "step-layer", "step-unet")),
+    "cpu-layers": ("benchmark-cpu.json", ("W7", "layer", "step-unet")),
     "cpu-crf": ("benchmark-cpu.json", MEAN_FIELDS),
-    "cpu-upsampling": ("benchmark-cpu.json", UPSAMPLING),
-    "cpu-levels": ("benchmark-cpu.json", ("levels-surface-build", "levels-surface-learned")),
+    "cpu-upsampling": ("benchmark-cpu.json", ("upsample-solver",)),
     "gpu": ("benchmark-h200.json", ("G1", "G1L", "H1", "G3", "photographs", "first-call")),
-    "gpu-layers": ("benchmark-h200.json", LAYERS),
-    "gpu-convolution": ("benchmark-h200.json", ("G2-32",)),
-    "gpu-crf": ("benchmark-h200.json", MEAN_FIELDS),
-    "gpu-upsampling": ("benchmark-h200.json", UPSAMPLING),
+    "gpu-layers": (
+        "benchmark-h200.json",
+        ("C-training-fp32", "C-forward-bf16", "C-training-bf16", "C-built-bf16", "captured-layer", "captured-unet"),
+    ),
+    "gpu-convolution": ("benchmark-h200.json", ("G2-32-TF32",)),
+    "gpu-crf": ("benchmark-h200.json", (*MEAN_FIELDS, "crf-batch", "energy-loss")),
+    "gpu-upsampling": ("benchmark-h200.json", ("upsample-gaussian",)),
+    "gpu-encoding": ("benchmark-h200.json", ("E3", "E3b", "E6", "E6b")),
 }
 
 
