@@ -114,6 +114,36 @@ def test_ctrl_c_while_zarr_reads(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted; the same command with --resume continues\n")
 
 
+UNGUARDED_SCRIPTS = {
+    "dask": """
+import permutohedral.dask as phd
+with phd.start_workers(workers=1, memory="1GiB"):
+    pass
+""",
+    "files": """
+from permutohedral.files import filter_array
+filter_array("in.zarr", "out.zarr", sigma_space=1, sigma_color=0.1, axes="ZYX", workers=1)
+""",
+}
+
+
+@pytest.mark.parametrize("name", UNGUARDED_SCRIPTS)
+def test_scripts_without_a_guard(name: str, tmp_path: Path) -> None:
+    """Workers import the script, which would start workers again, or find that its output is locked."""
+    zarr.create_array(str(tmp_path / "in.zarr"), shape=(8, 20, 20), dtype="float32")[...] = 1
+    (tmp_path / "script.py").write_text(UNGUARDED_SCRIPTS[name])
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+    assert done.returncode == 1
+    assert len(errors) == 2, done.stderr
+    guard = """under 'if __name__ == "__main__":'"""
+    assert "InputError: workers import the main script, " in errors[0]
+    assert "InputError: workers did not start: " in errors[1]
+    assert all(guard in error for error in errors)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".py", ".zarr")] == []
+
+
 @pytest.mark.parametrize("memory", ["100MiB", 300 << 20])
 def test_rejects_memory_below_that_of_an_idle_worker(memory: str | int) -> None:
     with pytest.raises(InputError, match=r"memory is .*, but a worker needs 300 MiB"), phd.start_workers(1, memory):

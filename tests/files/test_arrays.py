@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,7 @@ def test_reports_a_full_disk(
 def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.zarr"
     colors = store(tmp_path / "colors.zarr", draw(20, 20, 3))
+    stack = store(tmp_path / "stack.zarr", draw(3, 5, 9, 9))
     waves = store(tmp_path / "waves.zarr", draw(9, 9).astype(complex))
     empty = store(tmp_path / "empty.zarr", draw(0, 9), chunks=(3, 3))
     zarr.create_group(str(tmp_path / "group.zarr"))
@@ -313,7 +315,8 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "link.zarr").symlink_to(tmp_path / "folder")
     (tmp_path / "other.zarr.unfinished").mkdir()
     cases: list[tuple[Path, Path, str, dict[str, Any]]] = [
-        (colors, out, "axes are not stated", {}),
+        (colors, out, r"axes are not stated by .*; pass YXC, CYX, ZYX, TYX, \.\.\.", {}),
+        (stack, out, r"axes are not stated by .*; pass ZYXC, CZYX, TZYX, \.\.\.", {}),
         (colors, out, "at most one C", {"axes": "CYC"}),
         (colors, out, "pass Z, Y and X for space", {"axes": "ABC"}),
         (colors, tmp_path / "out.tif", r"ends with \.zarr", {"axes": "YXC"}),
@@ -339,6 +342,34 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError, match="smaller sigma_space"):
         run(colors, out, 4.0, axes="YXC")
     assert not out.exists()
+
+
+def test_margins_wider_than_the_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single tile has more points than a tile usually gets, however much memory there is."""
+    monkeypatch.setattr(workers, "worker_memory", lambda: 1 << 36)
+    volume = draw(165, 165, 165, dtype=np.float64)
+    source = store(tmp_path / "in.zarr", volume, chunks=(55, 55, 55), dimension_names=("z", "y", "x"))
+    assert run(source, tmp_path / "out.zarr", 50.0).tile == volume.shape
+    whole = ph.bilateral_filter(torch.from_numpy(volume)[None], sigma_space=50.0, sigma_color=0.3, spatial_dims=3)[0]
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), whole)
+
+
+def test_reports_the_memory_for_wide_margins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = store(tmp_path / "in.zarr", draw(40, 40, 40), dimension_names=("z", "y", "x"))
+    monkeypatch.setattr(workers, "worker_memory", lambda: 1 << 20)
+    with pytest.raises(InputError, match="is 1 MiB, but tiles with margins of 44 samples have 64,000 points") as raised:
+        run(source, tmp_path / "out.zarr", 9.9)
+    needed = re.search(r"need up to ([\d,]+) MiB; pass more memory, or a smaller sigma_space", str(raised.value))
+    assert needed is not None
+    memory = int(needed[1].replace(",", "")) << 20
+    monkeypatch.setattr(workers, "worker_memory", lambda: memory + (1 << 20))
+    assert run(source, tmp_path / "out.zarr", 9.9).tile == (40, 40, 40)
+
+
+def test_warns_of_bandwidths_in_units_of_integers(tmp_path: Path) -> None:
+    source = store(tmp_path / "in.zarr", draw(20, 20).astype(np.uint16))
+    with pytest.warns(UserWarning, match="the largest uint16 counts as 1, .*; pass 0.1 for 6553 of 65535"):
+        run(source, tmp_path / "out.zarr", sigma_color=6553.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])

@@ -72,7 +72,7 @@ def _align_chunks(features: da.Array, values: da.Array) -> tuple[da.Array, da.Ar
         raise InputError(f"values have {values.shape[0]} points, but features have {features.shape[0]}")
     if values.dtype != features.dtype:
         raise InputError(f"values are {values.dtype}, but features are {features.dtype}; convert one with astype")
-    check_chunk_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
+    check_chunk_fits("features", max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
     return features, values.rechunk({0: features.chunks[0], 1: -1})
 
 

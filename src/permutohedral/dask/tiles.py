@@ -110,10 +110,11 @@ def axis_letters(image: Any, axes: str | None) -> str:
     if names is None and hasattr(image, "dims"):
         names = "".join(CHANNELS if str(name).lower() in ("c", "channel", "band") else "S" for name in image.dims)
     if names is None:
-        if tiling.may_have_channels(image.shape):
+        choices = tiling.choices_of_axes(image.shape, SPATIAL + CHANNELS)
+        if choices:
             raise InputError(
-                f"axes are missing, and an array of shape {image.shape} may have channels; pass axes='YXC' for an "
-                "image, axes='ZYX' for a volume, ..."
+                f"axes are missing, and an array of shape {image.shape} may have channels; pass "
+                f"axes={', '.join(map(repr, choices))}, ..."
             )
         names = "S" * image.ndim
     letters = SPATIAL + CHANNELS
@@ -156,9 +157,10 @@ def map_with_margins(
         dtype, channels = np.dtype(tiling.working_dtype(dtype)), out_channels
         if CHANNELS not in names and channels != 1:
             raise InputError(f"image needs an axis C for the {channels} channels of the result; add one")
-    largest = math.prod(max(sizes) + 2 * margin for sizes, margin in zip(chunks, margins, strict=True))
-    dimension = len(margins) + arrays[-1].shape[-1]
-    check_chunk_fits(largest, dimension, max(arrays[0].shape[-1], channels), tiling.working_dtype(arrays[0].dtype))
+    # margins end at the borders of the array
+    largest = math.prod(min(max(sizes) + 2 * margin, sum(sizes)) for sizes, margin in zip(chunks, margins, strict=True))
+    dimension, most_channels = len(margins) + arrays[-1].shape[-1], max(arrays[0].shape[-1], channels)
+    check_chunk_fits("image", largest, dimension, most_channels, tiling.working_dtype(arrays[0].dtype), margins)
     tiles = tiling.Tiling(chunks, tuple(margins))
 
     def run_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
@@ -49,13 +50,15 @@ _PACKAGE_BYTES = 300 << 20
 _LATTICE_POINTS_PER_SAMPLE = 1 / 3
 # larger tables are not kept in one piece, which makes filters slower
 _MAX_TABLE_BYTES = 1 << 28
+_GUARD = "'if __name__ == \"__main__\":'"
 
 
 @contextmanager
 def start_workers(workers: int | None = None, memory: str | int | None = None) -> Iterator[Any]:
     """Start Dask workers on this machine, with one thread each, for a `with` block.
 
-    Settings of Dask change within the block: workers get time to restart, and losing all of them raises.
+    Settings of Dask change within the block: workers get time to restart, and losing all of them raises. A script needs
+    `if __name__ == "__main__":` around the block, since each worker imports the script.
 
     Args:
         workers: number of processes; default: one per core.
@@ -65,12 +68,13 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
         a `distributed.Client`.
 
     Raises:
-        InputError: `memory` is less than a worker needs before its first task.
+        InputError: `memory` is less than a worker needs before its first task, or workers do not start.
     """
     from dask.utils import parse_bytes
     from distributed import Client, LocalCluster
     from distributed.utils import silence_logging_cmgr
 
+    check_main_guard()
     if memory is not None and 0 < parse_bytes(memory) <= _PACKAGE_BYTES:
         raise InputError(
             f"memory is {memory}, but a worker needs {_PACKAGE_BYTES >> 20} MiB before its first task; pass 1GiB or so"
@@ -81,17 +85,32 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
         stack.enter_context(silence_logging_cmgr(logging.ERROR))
         # a cluster that is interrupted while it starts raises another error when it is closed
         with interrupt_later(), _interrupts_masked():
-            cluster = LocalCluster(
-                n_workers=workers or os.cpu_count(),
-                threads_per_worker=1,
-                memory_limit="auto" if memory is None else memory,
-                # the dashboard shows file names, so it listens on this machine only
-                dashboard_address="127.0.0.1:0",
-                # a worker that computes is slow to end
-                silence_logs=logging.ERROR,
-            )
+            try:
+                cluster = LocalCluster(
+                    n_workers=workers or os.cpu_count(),
+                    threads_per_worker=1,
+                    memory_limit="auto" if memory is None else memory,
+                    # the dashboard shows file names, so it listens on this machine only
+                    dashboard_address="127.0.0.1:0",
+                    # a worker that computes is slow to end
+                    silence_logs=logging.ERROR,
+                )
+            except RuntimeError as error:
+                # without the tracebacks of Dask, which hide the message
+                raise InputError(
+                    f"workers did not start: {error.__cause__ or error}; in a script, start them under {_GUARD}, since "
+                    "each imports the script"
+                ) from None
             client = stack.enter_context(Client(stack.enter_context(cluster)))
         yield client
+
+
+def check_main_guard() -> None:
+    """Raise in a worker that is still importing the main script, and so runs a call without a guard."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError(
+            f"workers import the main script, which must not start workers again; put this call under {_GUARD}"
+        )
 
 
 @contextmanager
@@ -182,22 +201,32 @@ def check_merge_fits(num_lattice_points: int, row_bytes: int) -> None:
         )
 
 
-def check_chunk_fits(num_points: int, dimension: int, channels: int, dtype: Any) -> None:
-    """Raise if a task on `num_points` points needs more memory than a worker has, even if they are not noise."""
+def check_chunk_fits(
+    name: str, num_points: int, dimension: int, channels: int, dtype: Any, margins: Sequence[int] = ()
+) -> None:
+    """Raise if a task on `num_points` points needs more memory than a worker has, even if they are not noise.
+
+    `name` is the argument that has the chunk. `num_points` includes the `margins`.
+    """
     needed = _task_bytes(num_points, dimension, channels, dtype, _LATTICE_POINTS_PER_SAMPLE)
     free = _task_memory(worker_memory())
     if needed > free:
         fitting = max(int(num_points * free / needed), 1)
+        included = f", with margins of {max(margins)} samples," if any(margins) else ""
+        advice = ", margins included, pass a smaller sigma_space" if any(margins) else ""
         raise MemoryLimitError(
-            f"a chunk of {num_points:,} points needs {needed / 2**20:,.0f} MiB, but a worker has "
-            f"{free / 2**20:,.0f} MiB; rechunk to at most {fitting:,} points, or give workers more memory"
+            f"{name}: a chunk of {num_points:,} points{included} needs {needed / 2**20:,.0f} MiB, but a worker has "
+            f"{free / 2**20:,.0f} MiB; rechunk to at most {fitting:,} points{advice}, or give workers more memory"
         )
 
 
-def count_fitting_points(dimension: int, channels: int, dtype: Any, density: float = math.inf) -> int:
+def count_fitting_points(
+    dimension: int, channels: int, dtype: Any, density: float = math.inf, *, in_one_piece: bool = True
+) -> int:
     """Return the number of points that a task can filter in the memory of a worker, whatever their values.
 
-    `density` is an upper bound of the lattice points per point, if one below `dimension` + 1 is known.
+    `density` is an upper bound of the lattice points per point, if one below `dimension` + 1 is known. With
+    `in_one_piece`, tables do not exceed the size from which filters are slower.
 
     >>> count_fitting_points(4, 1, "float32") > count_fitting_points(4, 1, "float64") > 1000
     True
@@ -207,7 +236,15 @@ def count_fitting_points(dimension: int, channels: int, dtype: Any, density: flo
     # index and weight of a simplex vertex
     vertex_bytes = 4 + np.dtype(dtype).itemsize
     fitting = _task_memory(worker_memory()) * many / needed
-    return max(int(min(fitting, _MAX_TABLE_BYTES / (vertex_bytes * (dimension + 1)))), 1)
+    if in_one_piece:
+        fitting = min(fitting, _MAX_TABLE_BYTES / (vertex_bytes * (dimension + 1)))
+    return max(int(fitting), 1)
+
+
+def bytes_of_worker(num_points: int, dimension: int, channels: int, dtype: Any, density: float = math.inf) -> int:
+    """Return the memory of a worker that can filter `num_points` points; see `count_fitting_points`."""
+    needed = _task_bytes(num_points, dimension, channels, dtype, min(density, dimension + 1))
+    return int(min((needed + _PACKAGE_BYTES) / _SHARE_BEFORE_SPILLING, 8 * needed))
 
 
 def _task_bytes(num_points: int, dimension: int, channels: int, dtype: Any, density: float) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from permutohedral.errors import InputError
 from permutohedral.files.settings import reading
-from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, may_have_channels, working_dtype
+from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, choices_of_axes, working_dtype
 
 # letter of the time axis; times are filtered one by one
 TIMES = "T"
@@ -198,8 +198,11 @@ def _opened_tiff(path: Path) -> Iterator[Any]:
 def _check_axes(path: Path, shape: Sequence[int], stated: str) -> str:
     axes = stated.replace(_UNKNOWN, "Z")
     if not axes:
-        if may_have_channels(shape):
-            raise InputError(f"axes are not stated by {path}, which has shape {tuple(shape)}; pass YXC, ZYX, ...")
+        choices = choices_of_axes(shape, TIMES + CHANNELS + SPATIAL)
+        if choices:
+            raise InputError(
+                f"axes are not stated by {path}, which has shape {tuple(shape)}; pass {', '.join(choices)}, ..."
+            )
         axes = SPATIAL[-len(shape) :] if len(shape) <= 3 else ""
     space = axes.replace(CHANNELS, "").replace(TIMES, "")
     if len(axes) != len(shape) or len(set(axes)) != len(axes) or not 1 <= len(space) <= 3:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,6 +24,9 @@ from permutohedral.files.atomic import cannot_write
 from permutohedral.files.partial import PartialStore
 from permutohedral.files.settings import Progress, check_positive, digest, to_path
 from permutohedral.files.tasks import open_pool
+
+# share of the largest integer beyond which all values are alike
+_LARGEST_SIGMA = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ def filter_array(
         sigma_color: standard deviation in units of the values; for integers, as a share of the largest value.
         axes: a letter per axis, default: those that the file states. T for times, C for channels, others for space.
         physical: whether `sigma_space` is in the units of an OME-Zarr, such as micrometers, instead of samples.
-        workers: worker processes to start; 0 computes in this process.
+        workers: worker processes to start; 0 computes in this process. A script that starts some needs
+            `if __name__ == "__main__":` around the call, since each worker imports the script.
         memory: limit per worker, such as "2GiB"; default: an equal share.
         scheduler: address of an existing Dask scheduler to use instead.
         resume: whether to resume an interrupted call. A complete output is kept.
@@ -83,11 +88,16 @@ def filter_array(
     """
     from dask.delayed import delayed
 
+    from permutohedral.dask.workers import check_main_guard
+
+    if workers or memory is not None:
+        check_main_guard()
     input, output = to_path("input", input), to_path("output", output)
     if output.suffix != ".zarr":
         raise InputError(f"output is {output}; pass a name that ends with .zarr, since it is a Zarr store")
     check_positive("sigma_color", sigma_color)
     source = stores.open_source(input, axes)
+    _warn_of_large_sigma(sigma_color, np.dtype(source.dtype))
     shapes = [source.shape, *source.coarser]
     stores.check_levels(shapes)
     # a symbolic link is kept, and its target replaced
@@ -227,9 +237,20 @@ def _sigmas_in_samples(
     return tuple(sigma / step for sigma, step in zip(sigmas, steps, strict=True))
 
 
+def _warn_of_large_sigma(sigma_color: float, dtype: np.dtype[Any]) -> None:
+    """Warn about a bandwidth in units of integers instead of a share of the largest one."""
+    if dtype.kind in "ui" and sigma_color > _LARGEST_SIGMA:
+        largest = np.iinfo(dtype).max
+        warnings.warn(
+            f"sigma_color is {sigma_color:g}, but the largest {dtype} counts as 1, so values hardly matter; pass "
+            f"{sigma_color / largest:.2g} for {sigma_color:g} of {largest}",
+            stacklevel=3,
+        )
+
+
 def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float) -> _Job:
     """Choose tiles as large as a worker can filter, and blocks of whole chunks: one or more tiles."""
-    from permutohedral.dask.workers import count_fitting_points
+    from permutohedral.dask.workers import bytes_of_worker, count_fitting_points, worker_memory
 
     space, dtype = source.space, np.dtype(source.dtype)
     extents = [source.shape[axis] for axis in space]
@@ -243,13 +264,19 @@ def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], s
         widths = (min(3 * margin, extent) for margin, extent in zip(margins, extents, strict=True))
         density = math.prod(1 / sigma + 2 / width for sigma, width in zip(sigmas, widths, strict=True))
         density *= ((float(limits.max) - float(limits.min)) / sigma_color + 2) ** channels
-    max_points = count_fitting_points(len(space) + channels, channels, tiling.working_dtype(dtype), density)
-    side = tiling.largest_tile_side(extents, margins, max_points)
+    request = len(space) + channels, channels, tiling.working_dtype(dtype), density
+    side = tiling.largest_tile_side(extents, margins, count_fitting_points(*request))
     # smaller tiles would spend most of the time on their margins
-    if side < min(max(margins), max(extents)):
+    least = min(max(margins), max(extents))
+    if side < least:
+        side = tiling.largest_tile_side(extents, margins, count_fitting_points(*request, in_one_piece=False))
+    if side < least:
+        points = tiling.count_tile_points(extents, margins, least)
+        needed = bytes_of_worker(points, *request)
         raise InputError(
-            f"memory of a worker fits {max_points:,} points, too few for tiles with margins of {max(margins)} samples; "
-            "pass more memory, or a smaller sigma_space"
+            f"memory of a worker is {worker_memory() / 2**20:,.0f} MiB, but tiles with margins of {max(margins)} "
+            f"samples have {points:,} points, which need up to {needed / 2**20:,.0f} MiB; pass more memory, or a "
+            "smaller sigma_space"
         )
     tile, block, all_margins = list(source.shape), list(source.shape), [0] * len(source.shape)
     for axis, margin in zip(space, margins, strict=True):

@@ -26,6 +26,8 @@ Region = tuple[slice, ...]
 CHANNELS = "C"
 # letters that users name spatial axes with; files may have others
 SPATIAL = "ZYX"
+# examples of letters for arrays of three to five axes; T is for times
+_AXES = ("YXC", "CYX", "ZYX", "TYX", "ZYXC", "CZYX", "TZYX", "TZYXC", "TCZYX")
 # an outer axis of an unnamed array is taken for channels up to this extent
 _MAX_CHANNELS = 4
 # the result of a tile is rounded in pieces that fit the cache
@@ -110,9 +112,17 @@ def largest_tile_side(space: Sequence[int], margins: Sequence[int], max_points: 
     low, high = 0, max(space)
     while low < high:
         side = (low + high + 1) // 2
-        points = math.prod(min(side + 2 * margin, extent) for margin, extent in zip(margins, space, strict=True))
-        low, high = (side, high) if points <= max_points else (low, side - 1)
+        low, high = (side, high) if count_tile_points(space, margins, side) <= max_points else (low, side - 1)
     return low
+
+
+def count_tile_points(space: Sequence[int], margins: Sequence[int], side: int) -> int:
+    """Return the samples of a tile with its margins, which end at the borders of the array.
+
+    >>> count_tile_points((100, 100), (10, 10), 20)
+    1600
+    """
+    return math.prod(min(side + 2 * margin, extent) for margin, extent in zip(margins, space, strict=True))
 
 
 def bilateral_margins(sigmas: Sequence[float], method: GaussianMethod = "lattice", halo: int = 0) -> list[int]:
@@ -195,10 +205,21 @@ def working_dtype(dtype: Any) -> Any:
     return np.float64 if kind.itemsize > (2 if kind.kind in "ui" else 4) else np.float32
 
 
-def may_have_channels(shape: Sequence[int]) -> bool:
+def choices_of_axes(shape: Sequence[int], letters: str) -> list[str]:
+    """Return examples of axes of an unnamed array, of some letters; none if all of its axes can only be spatial.
+
+    >>> choices_of_axes((480, 640, 3), "ZYXC"), choices_of_axes((20, 30, 40, 50), "TZYXC")
+    (['YXC', 'CYX', 'ZYX'], ['ZYXC', 'CZYX', 'TZYX'])
+    """
+    if len(shape) <= 3 and not _may_have_channels(shape):
+        return []
+    return [names for names in _AXES if len(names) == len(shape) and set(names) <= set(letters)]
+
+
+def _may_have_channels(shape: Sequence[int]) -> bool:
     """Return whether an unnamed array has an outer axis that is short enough for channels.
 
-    >>> may_have_channels((480, 640, 3)), may_have_channels((20, 480, 640))
+    >>> _may_have_channels((480, 640, 3)), _may_have_channels((20, 480, 640))
     (True, False)
     """
     return len(shape) > 2 and min(shape[0], shape[-1]) <= _MAX_CHANNELS
