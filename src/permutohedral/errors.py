@@ -80,7 +80,7 @@ class BackendUnavailable(PermutohedralError, RuntimeError):
 
 
 class DataError(PermutohedralError, OSError):
-    """A file of a dataset is missing, damaged or cannot be downloaded; the message says what to do."""
+    """An input file is missing, damaged or cannot be downloaded; the message says what to do."""
 
     section = "data"
 

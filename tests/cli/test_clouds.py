@@ -65,6 +65,7 @@ def test_reports_mistakes_and_leaves_no_files(folder: Path) -> None:
         (("nothing.npz", "out.npz"), "cannot read the point cloud"),
         (("town.npz", "out.npz", "--model", "nothing.safetensors"), "cannot read the model"),
         (("town.npz", "out.npz", "--image", "above.txt"), "its ending must be one of"),
+        (("town.npz", "town.npz"), "the result would overwrite"),
         (("town.npz", "out.npz", "--device", "tpu"), "pass auto, cpu or cuda"),
     ):
         paths = [folder / each if "." in each else each for each in arguments]

@@ -104,7 +104,7 @@ def test_runs_a_program_as_python_does(options: tuple[str, ...], tmp_path: Path)
     {
         ("absent.py",): "program must be a file, got absent.py",
         ("--only", "opencv", "."): "names must be among",
-        (): "program",
+        (): "required: program\n",
     }.items(),
 )
 def test_wrong_commands_show_the_usage(command: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 
 import permutohedral as ph
 from permutohedral import files
-from permutohedral.errors import InputError
+from permutohedral.errors import DataError, InputError
 
 
 def pixels(number: int = 0, channels: int = 3) -> np.ndarray[Any, Any]:
@@ -252,7 +253,43 @@ def test_functions_raise_or_report_errors(tmp_path: Path) -> None:
     assert [result.error is None for result in results] == [True, False, True]
     assert [done for done, _, _ in calls] == sorted(done for done, _, _ in calls)
     assert calls[-1] == (3, 3, "c.png")
-    with pytest.raises(InputError, match=r"b\.png is not an image"):
+    with pytest.raises(DataError, match=r"b\.png is not an image"):
         files.filter_image(*places)
     with pytest.raises(InputError, match="errors must be"):
         files.filter_image(*places, errors="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["missing", "not an image", "truncated", "not a map"])
+@pytest.mark.parametrize("place", ["source", "companion"])
+def test_missing_and_damaged_files_raise_data_errors(tmp_path: Path, name: str, place: str) -> None:
+    good, bad = save(tmp_path / "good.png"), tmp_path / ("bad.npy" if name == "not a map" else "bad.png")
+    if name != "missing":
+        bad.write_bytes(good.read_bytes()[:60] if name == "truncated" else b"no image")
+    source, companion = (bad, good) if place == "source" else (good, bad)
+    out = tmp_path / "out.npy"
+    calls: dict[str, Callable[[], object]] = {
+        "upsample": lambda: files.upsample_map(source, good, out, sample_weight=companion),
+        "solve": lambda: files.solve_map(source, good, out, sample_weight=companion),
+    }
+    if name != "not a map":
+        image = tmp_path / "out.png"
+        calls |= {
+            "filter": lambda: files.filter_image(source, image, guide=companion),
+            "colorize": lambda: files.colorize_image(source, companion, image),
+            "labels": lambda: files.segment_image(source, image, labels=companion),
+            "trimap": lambda: files.segment_image(source, image, trimap=companion),
+        }
+        if place == "source":
+            calls["denoise"] = lambda: files.denoise_image(source, image)
+    if place == "companion":
+        calls["probabilities"] = lambda: files.segment_image(source, tmp_path / "out.png", probabilities=companion)
+    for call in calls.values():
+        with pytest.raises(DataError, match="bad"):
+            call()
+
+
+def test_a_missing_companion_raises_a_data_error(tmp_path: Path) -> None:
+    folder = tmp_path / "guides"
+    folder.mkdir()
+    with pytest.raises(DataError, match=r"has no files named a\.\*"):
+        files.filter_image(save(tmp_path / "a.png"), tmp_path / "out.png", guide=folder)

@@ -156,6 +156,8 @@ def test_smoothing_rejects_bad_input(tmp_path: Path) -> None:
     (tmp_path / "in.las").write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match="cannot read the point cloud"):
         smooth_cloud(tmp_path / "in.las", tmp_path / "out.las", sigma_space=1.0)
+    with pytest.raises(InputError, match=r"would overwrite .*in\.las; name another file"):
+        smooth_cloud(tmp_path / "in.las", tmp_path / "." / "in.las", sigma_space=1.0)
     with pytest.raises(InputError, match="sigma_space is -1"):
         smooth_cloud(tmp_path / "in.las", tmp_path / "out.las", sigma_space=-1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.las"]

@@ -10,7 +10,7 @@ import pytest
 from image_files import invoke, read_integers, write_integers
 from PIL import Image
 
-from permutohedral.errors import InputError
+from permutohedral.errors import DataError, InputError
 from permutohedral.files import denoise_image
 
 
@@ -90,7 +90,7 @@ def test_every_model_removes_noise(model: str, tmp_path: Path) -> None:
 
 
 def test_rejects_bad_requests_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no file or folder"):
+    with pytest.raises(DataError, match="there is no file or folder"):
         denoise_image(tmp_path / "absent.png", tmp_path / "out.png")
     with pytest.raises(InputError, match="no files to process"):
         denoise_image(tmp_path, tmp_path / "out")

@@ -111,6 +111,14 @@ def test_filter_may_overwrite_its_input(tmp_path: Path, random: np.random.Genera
     torch.testing.assert_close(read(path), expected, rtol=0, atol=LEVEL)
 
 
+def test_filter_does_not_overwrite_its_guide(tmp_path: Path, random: np.random.Generator) -> None:
+    path = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    guide = save(tmp_path / "guide.png", random_pixels(random, 8, 9, 3))
+    before = guide.read_bytes()
+    assert_one_line_error(invoke("filter", path, guide, "--guide", guide), "would overwrite")
+    assert guide.read_bytes() == before
+
+
 def test_filter_prints_json(tmp_path: Path, random: np.random.Generator) -> None:
     source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
     (report,) = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)

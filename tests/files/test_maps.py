@@ -75,6 +75,25 @@ def test_floats_keep_their_range(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, same)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
+@pytest.mark.parametrize("ending", [".npy", ".tif"])
+def test_arrays_keep_integers(tmp_path: Path, dtype: str, ending: str) -> None:
+    """Holes of zero without `unknown` make the solver overshoot, which integers clip."""
+    photo, depth = save_photo(tmp_path / "photo.png"), coarse() / 20
+    depth[::2, ::3] = 0
+    np.save(tmp_path / "coarse.npy", depth.astype(dtype))
+    out = tmp_path / f"out{ending}"
+    ph.files.upsample_map(tmp_path / "coarse.npy", photo, out)
+    found = np.load(out) if ending == ".npy" else tifffile.imread(out)
+    assert found.dtype == dtype
+    assert (found.min() < 0) == (dtype in ("int32", "float32"))
+    if dtype == "uint8":
+        Image.fromarray(depth.astype(dtype)).save(tmp_path / "coarse.png")
+        ph.files.upsample_map(tmp_path / "coarse.png", photo, tmp_path / "out.png")
+        with Image.open(tmp_path / "out.png") as image:
+            np.testing.assert_array_equal(found, image)
+
+
 @pytest.mark.parametrize("ending", [".npy", ".tif"])
 def test_floats_of_many_rows(tmp_path: Path, ending: str) -> None:
     """More than a map has channels."""
@@ -177,6 +196,7 @@ def test_rejects_files_that_do_not_fit(tmp_path: Path) -> None:
     certain = "--sample-weight", photo
     assert "scale one of them" in message("upsample", tmp_path / "coarse.npy", photo, out, *certain)
     assert "no strokes" in message("colorize", tmp_path / "black.png", tmp_path / "black.png", tmp_path / "out.png")
+    assert "overwrite" in message("solve", photo, photo, photo)
     assert "overwrite" in message("upsample", tmp_path / "coarse.npy", photo, tmp_path / "coarse.npy")
     tifffile.imwrite(tmp_path / "two.tif", np.zeros((2, 3, 4), np.float32), photometric="minisblack")
     assert "2 images" in message("upsample", tmp_path / "two.tif", photo, out)

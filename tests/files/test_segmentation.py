@@ -203,7 +203,8 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
     np.save(folder / "scores.npy", np.full((2, 40, 50), 7.0))
     np.save(folder / "objects.npy", np.array([None, {}]), allow_pickle=True)
     (folder / "empty.npy").write_bytes(b"")
-    for name, shape in (("one", (40, 50)), ("batch", (1, 2, 40, 50)), ("coarse", (2, 20, 25))):
+    shapes = {"one": (40, 50), "sigmoid": (1, 40, 50), "batch": (1, 2, 40, 50), "coarse": (2, 20, 25)}
+    for name, shape in shapes.items():
         np.save(folder / f"{name}.npy", np.full(shape, 0.5))
     out = folder / "out.png"
     return {
@@ -217,7 +218,12 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
         "objects": ([photo, out, "--probabilities", folder / "objects.npy"], "cannot read"),
         "an empty file": ([photo, out, "--probabilities", folder / "empty.npy"], "cannot read"),
         "an image": ([photo, out, "--probabilities", labels], "labels.png is not a .npy file"),
-        "one label": ([photo, out, "--probabilities", folder / "one.npy"], "got [40, 50]; for one label"),
+        "one label": (
+            [photo, out, "--probabilities", folder / "one.npy"],
+            "got [40, 50]; at least two labels are needed",
+        ),
+        "a sigmoid": ([photo, out, "--probabilities", folder / "sigmoid.npy"], "as np.stack([1 - p[0], p[0]])"),
+        "an array as labels": ([photo, folder / "last.npy", out], "pass a .npy file of probabilities with --prob"),
         "a batch": ([photo, out, "--probabilities", folder / "batch.npy"], "got [1, 2, 40, 50]; save p[0]"),
         "coarse": ([photo, out, "--probabilities", folder / "coarse.npy"], "got [2, 20, 25]; enlarge it with torch"),
         "no file": ([photo, folder / "absent.png", out], "absent.png"),
@@ -229,6 +235,9 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
             [photo, out, "--probabilities", folder / "last.npy", "--strength", 2, "--certainty", 0.9],
             "probabilities conflicts with certainty, which",
         ),
+        "the photo as output": ([photo, labels, photo], "the result would overwrite"),
+        "the labels as output": ([photo, labels, labels], "labels.png; name another file or folder"),
+        "the photo as overlay": ([photo, labels, out, "--overlay", photo], "the result would overwrite"),
         "a trimap that is decided": ([photo, save(folder / "t.png", 255 * disk()), out, "--trimap"], "gray"),
     }
 
@@ -237,10 +246,13 @@ def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[l
     *("no labels", "labels and probabilities", "another size", "a photograph as labels", "a lossy format"),
     *("labels last", "scores", "objects", "an empty file", "an image", "one label", "a batch", "coarse"),
     *("no file", "a number for a trimap", "certainty of probabilities", "a trimap that is decided"),
+    *("a sigmoid", "an array as labels", "the photo as output", "the labels as output", "the photo as overlay"),
 ])  # fmt: skip
 def test_bad_requests_write_nothing(name: str, tmp_path: Path, random: np.random.Generator) -> None:
     arguments, words = bad_requests(tmp_path, random)[name]
+    before = (tmp_path / "photo.png").read_bytes(), (tmp_path / "labels.png").read_bytes()
     result = segment(*arguments)
+    assert ((tmp_path / "photo.png").read_bytes(), (tmp_path / "labels.png").read_bytes()) == before
     assert result.exit_code == (2 if "PHOTO" in words else 1)
     assert words in result.stderr
     assert not (tmp_path / "out.png").exists()
@@ -306,6 +318,18 @@ def test_resume_compares_settings(tmp_path: Path, random: np.random.Generator, m
     assert "these differ: strength;" in " ".join(result.stderr.split())
     assert json.loads(segment(photo, labels, out, "--strength", 3, "--resume", "--json").stdout)[0]["resumed"]
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("begun", [(), ("--trimap",)])
+def test_resume_names_the_kind_of_input(tmp_path: Path, random: np.random.Generator, begun: tuple[str, ...]) -> None:
+    photo, out = save(tmp_path / "photo.png", photograph(random)), tmp_path / "out.png"
+    levels = np.where(disk(), 255, 0)
+    levels[:, :30] = 128
+    given = save(tmp_path / "given.png", levels)
+    assert segment(photo, given, out, "--black-is-a-label" if not begun else begun[0]).exit_code == 0
+    result = segment(photo, given, out, "--resume", *(() if begun else ("--trimap",)))
+    assert result.exit_code == 1
+    assert "these differ: labels, trimap" in " ".join(result.stderr.split())
 
 
 def test_warns_of_a_bandwidth_in_bytes(tmp_path: Path, random: np.random.Generator) -> None:

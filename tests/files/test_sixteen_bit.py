@@ -13,7 +13,7 @@ import torch
 from image_files import read_integers, write_integers
 from PIL import Image, ImageOps, features
 
-from permutohedral.errors import InputError
+from permutohedral.errors import DataError, InputError
 from permutohedral.files.formats.image import ImageData, read_image, write_image
 
 # 4 x 4 pixels of one gray as other software writes them: the ending, the bits of a channel, the file
@@ -108,7 +108,7 @@ def test_divides_associated_alpha(tmp_path: Path) -> None:
 
 def test_rejects_sixteen_bit_cmyk(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "inks.tif", numbers(4), photometric="separated")
-    with pytest.raises(InputError, match="convert it to gray or RGB"):
+    with pytest.raises(DataError, match="convert it to gray or RGB"):
         read_image(tmp_path / "inks.tif")
 
 

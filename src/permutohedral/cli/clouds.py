@@ -34,7 +34,7 @@ def smooth_cloud(
     """Smooth the positions of laser scans, or another field.
 
     Replaces each value by about the Gaussian mean of the points around. Everything else in the file is kept. Overwrites
-    OUTPUT atomically. Needs the extra clouds.
+    OUTPUT atomically, but not INPUT. Needs the extra clouds.
 
     Example: permutohedral cloud smooth scan.laz smooth.laz --sigma-space 2.0
 
@@ -62,7 +62,8 @@ def segment_cloud(
     """Find ground, vegetation and buildings in laser scans.
 
     For airborne scans of any size, in meters, the last coordinate up. Writes the classes 2, 5 and 6 of the LAS
-    standard, and keeps everything else in the file. Overwrites OUTPUT atomically. Needs the extra clouds.
+    standard, and keeps everything else in the file. Overwrites OUTPUT atomically, but not INPUT. Needs the extra
+    clouds.
 
     Example: permutohedral cloud segment scan.laz classified.laz --image classes.png
     """

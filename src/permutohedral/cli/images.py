@@ -181,8 +181,10 @@ def segment(
 ) -> None:
     """Make rough labels follow the edges of photos.
 
-    LABELS is an image with one color per label; black and transparent pixels are unknown. --trimap takes none of the
-    numbers. Overwrites OUTPUT atomically; results in a folder are PNG. Needs the extra images.
+    LABELS is an image with one color per label; black and transparent pixels are unknown. --trimap conflicts with
+    --black-is-a-label, --certainty, --sigma-space, --sigma-color, --strength, --smoothness and --num-iterations.
+    --probabilities conflicts with --black-is-a-label and --certainty. Overwrites OUTPUT atomically; results in a folder
+    are PNG. Needs the extra images.
 
     Example: permutohedral image segment photo.jpg labels.png out.png --overlay overlay.png
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from permutohedral.cli.extras import extra_of_command
-from permutohedral.errors import InputError, PermutohedralError
+from permutohedral.errors import DataError, InputError, PermutohedralError
+from permutohedral.files.settings import STREAM
 
 if TYPE_CHECKING:
     from permutohedral.files.settings import Progress
@@ -28,8 +29,6 @@ _OPTIONAL_MODULES = {
     *("dask", "distributed", "zarr", "filelock"),
     "rich",
 }
-# stdin as an input, stdout as an output
-STREAM = Path("-")
 # parameters of glibc's mallopt, from malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # tensors of a tile have 25 MB, those of a photo of 12 megapixels 48 or 144 MB
@@ -50,7 +49,7 @@ def handle_errors() -> Iterator[None]:
         _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra_of_command()}]'")
     except PermutohedralError as error:
         # errors of files and options need no link to a page
-        _fail(error.message if type(error) is InputError else str(error))
+        _fail(error.message if type(error) in (DataError, InputError) else str(error))
 
 
 def _fail(message: str) -> None:

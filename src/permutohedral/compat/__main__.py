@@ -20,7 +20,8 @@ def main() -> None:
     )
     parser.add_argument("--only", metavar="NAMES", default="", help="drop-ins to install, separated by commas")
     parser.add_argument("program", help="Python file, or a folder with __main__.py")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the program")
+    # argparse reports a remainder as missing, though it may be empty
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the program").required = False
     options = parser.parse_args()
     if not os.path.exists(options.program):
         parser.error(f"program must be a file, got {options.program}, which does not exist")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from permutohedral.errors import StorageError
+from permutohedral.errors import PermutohedralError, StorageError
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 shutil.copymode(target, partial)
             os.replace(partial, target)
     except OSError as error:
-        if isinstance(error, StorageError):
+        if isinstance(error, PermutohedralError):
             raise
         raise cannot_write(path, error) from error
 

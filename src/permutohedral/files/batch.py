@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from permutohedral.errors import InputError, PermutohedralError
-from permutohedral.files.formats.image import STREAM, check_output, format_of, list_images
-from permutohedral.files.settings import PathLike, Progress, to_path
+from permutohedral.errors import DataError, InputError, PermutohedralError
+from permutohedral.files.formats.image import check_output, format_of, list_images
+from permutohedral.files.settings import STREAM, PathLike, Progress, to_path
 
 # a file, a folder, or several of both
 Sources = PathLike | Sequence[PathLike]
@@ -197,7 +197,8 @@ def plan_files(
 ) -> list[Pair]:
     """Pair sources with outputs, and create folders for the outputs; raise `InputError` if they do not fit.
 
-    `list_folder` lists the sources in a folder. `check` raises if the result of a single source cannot be written.
+    Raises `DataError` if a single source is missing. `list_folder` lists the sources in a folder. `check` raises if the
+    result of a single source cannot be written.
     """
     is_one = isinstance(sources, str | os.PathLike) or not isinstance(sources, Iterable)
     given: Any = [sources] if is_one else sources
@@ -207,7 +208,7 @@ def plan_files(
         [source] = paths
         # one of several that is missing is an error of that file
         if source != STREAM and not source.exists():
-            raise InputError(f"there is no file or folder {source}")
+            raise DataError(f"there is no file or folder {source}")
         if output.is_dir():
             if source == STREAM:
                 raise InputError(f"cannot write {output}: it is a folder; name a file for the image from stdin")
@@ -271,18 +272,20 @@ def check_companions(place: Path | None, files: Sequence[Pair]) -> None:
 def find_companion(place: Path, source: Path, *, output: Path | None = None, suffix: str | None = None) -> Path:
     """Return the file that belongs to `source`: `place`, or the file of the same name in the folder `place`.
 
-    Raises `InputError` if there is no such file with this `suffix`, or several, or if `output` would overwrite it.
+    Raises `DataError` if there is no such file with this `suffix`, `InputError` if there are several, or if `output`
+    would overwrite it.
     """
     if not place.is_dir():
         if not place.exists():
-            raise InputError(f"there is no file or folder {place}")
+            raise DataError(f"there is no file or folder {place}")
         path = place
     elif suffix is None and (place / source.name).is_file():
         path = place / source.name
     else:
         found = [path for path in sorted(place.iterdir()) if path.stem == source.stem and suffix in (None, path.suffix)]
         if len(found) != 1:
-            raise InputError(
+            error = InputError if found else DataError
+            raise error(
                 f"{place} has {len(found) or 'no'} files named {source.stem}{suffix or '.*'}; {source} needs one"
             )
         [path] = found

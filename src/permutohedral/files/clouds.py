@@ -21,7 +21,15 @@ from permutohedral.files import cloud_formats, cloud_models, cloud_scenes
 from permutohedral.files.atomic import replacing, write_bytes
 from permutohedral.files.cloud_scenes import Cropping, Scene
 from permutohedral.files.partial import PartialStore, check_settings
-from permutohedral.files.settings import Progress, check_positive, choose_device, digest, reading, to_path
+from permutohedral.files.settings import (
+    Progress,
+    check_not_overwritten,
+    check_positive,
+    choose_device,
+    digest,
+    reading,
+    to_path,
+)
 from permutohedral.files.tasks import TaskPool, open_pool
 from permutohedral.files.tiling import cast_rounded, working_dtype
 
@@ -54,7 +62,8 @@ def smooth_cloud(
 
     Args:
         input: `.las` or `.laz` file.
-        output: `.las` or `.laz` file to write, a copy but for the smoothed field. An existing file is replaced.
+        output: `.las` or `.laz` file to write, a copy but for the smoothed field. An existing file is replaced,
+            except the input.
         sigma_space: standard deviation of the Gaussian, in units of the coordinates.
         field: "position", or a measured field such as "intensity". Classes, counts and flags raise `InputError`.
         workers: worker processes to start; 0 computes in this process.
@@ -71,10 +80,15 @@ def smooth_cloud(
         DataError: the input cannot be read.
         StorageError: the output cannot be written.
     """
+    from permutohedral.dask.workers import check_main_guard
+
+    if workers or memory is not None:
+        check_main_guard()
     input, output = to_path("input", input), to_path("output", output)
     for name, path in (("input", input), ("output", output)):
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{name} is {path}; pass a file that ends with .las or .laz")
+    check_not_overwritten(input, output)
     check_positive("sigma_space", sigma_space)
     scan = _open_scan(input, field)
     # absolute, since workers may run in other folders
@@ -263,7 +277,7 @@ def segment_cloud(
 
     Args:
         input: `.laz`, `.las`, `.ply` or `.npz` file, in meters, the last coordinate up.
-        output: file of the same format to write. An existing file is replaced.
+        output: file of the same format to write. An existing file is replaced, except the input.
         model: model that `train_cloud` wrote; default: ground, vegetation and building in airborne scans.
         image: draw the classes from above into this file; the suffix selects the format.
         device: "auto", "cpu" or "cuda".
@@ -273,12 +287,13 @@ def segment_cloud(
         the number of points of each class, by name.
 
     Raises:
-        InputError: a suffix, the device or a class does not fit.
+        InputError: a path, the device or a class does not fit.
         DataError: the input or the model cannot be read.
         StorageError: the output cannot be written.
     """
     input, output = to_path("input", input), to_path("output", output)
     cloud_formats.check_same_format(input, output)
+    check_not_overwritten(input, output)
     if image is not None:
         from permutohedral.files.figure import check_ending
 

@@ -95,7 +95,8 @@ def filter_image(
         progress: called with the number of finished images, their total, and the name of the current one.
 
     Raises:
-        InputError: a file cannot be read, or the format of the output cannot hold the image.
+        DataError: a file is missing or damaged.
+        InputError: an argument does not fit, or the format of the output cannot hold the image.
         StorageError: an output cannot be written.
     """
     place, files = batch.optional_path("guide", guide), batch.plan_files(sources, output, recursive)
@@ -107,7 +108,7 @@ def filter_image(
         image = read_image(source)
         check_output(output, image)
         visible = hide_colors(image.pixels, image.alpha)
-        edges = visible if place is None else _read_guide(place, source, visible)
+        edges = visible if place is None else _read_guide(place, source, output, visible)
         estimates, seconds = [], 0.0
 
         def average(values: Tensor) -> Tensor:
@@ -137,8 +138,8 @@ def filter_image(
     return batch.process_files(process, FilteredImage, files, errors, progress)
 
 
-def _read_guide(place: Path, source: Path, pixels: Tensor) -> Tensor:
-    path = batch.find_companion(place, source)
+def _read_guide(place: Path, source: Path, output: Path, pixels: Tensor) -> Tensor:
+    path = batch.find_companion(place, source, output=output)
     edges = read_image(path).pixels
     check_same_size(path, edges, source, pixels)
     return edges

@@ -67,7 +67,7 @@ def upsample_map(
     """Upsample small maps to the size of photos, along the edges of the photos.
 
     Maps are images of 8 or 16 bits, TIFF files of floats, or .npy files `[height, width]` or `[channels, height,
-    width]`. The result keeps their units and bits. NaN and transparent pixels are filled.
+    width]`. The result keeps their units and bits; integers are rounded. NaN and transparent pixels are filled.
 
     Args:
         sources: maps, or folders of maps.

@@ -19,7 +19,7 @@ from permutohedral.files.formats import labels as label_maps
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.images import check_same_size
 from permutohedral.files.partial import check_settings
-from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, choose_device
+from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, check_not_overwritten, choose_device
 from permutohedral.files.transparency import hide_colors
 from permutohedral.filters.bilateral import warn_of_large_sigma
 from permutohedral.lattice.tensors import check_count
@@ -107,9 +107,9 @@ def segment_image(
         sources: photos; see `filter_image`.
         output: label map, or a folder for several photos.
         labels: image with one color per label; black and transparent pixels are unknown.
-        probabilities: .npy file of floats `[labels, height, width]`.
+        probabilities: .npy file of floats `[labels, height, width]`; conflicts with `certainty`.
         trimap: image with white foreground, black background and gray between, or one of the GrabCut database (0, 64,
-            128, 255); it needs none of the numbers below.
+            128, 255); conflicts with `black_is_a_label`, and with `certainty` to `num_iterations`.
         black_is_a_label: whether black is a label.
         overlay: image of the labels over the photo, or a folder for several photos.
         certainty: probability of a given label.
@@ -125,7 +125,8 @@ def segment_image(
         recursive, errors, progress: see `filter_image`.
 
     Raises:
-        InputError: a file cannot be read or does not fit, or the format of the output changes colors.
+        DataError: a file is missing or damaged.
+        InputError: an argument or a file does not fit, or the format of the output changes colors.
         StorageError: an output cannot be written.
     """
     places = {"labels": labels, "probabilities": probabilities, "trimap": trimap}
@@ -145,7 +146,7 @@ def segment_image(
     if kind != "labels" and (ignored or black_is_a_label):
         names = ", ".join((*ignored, *["black_is_a_label"] * black_is_a_label))
         raise InputError(f"{kind} conflicts with {names}, which would have no effect; leave them out")
-    stored: dict[str, object] = {"input": kind, "black_is_a_label": black_is_a_label}
+    stored: dict[str, object] = {**{name: name == kind for name in places}, "black_is_a_label": black_is_a_label}
     stored |= {name: float(value) for name, value in asdict(settings).items()}
     # in a folder results are PNG, since labels need exact colors
     files = [
@@ -161,18 +162,32 @@ def segment_image(
     elif drawn is not None and not drawn.is_dir():
         check_output(drawn)
 
+    def overlay_of(source: Path) -> Path | None:
+        return drawn / f"{source.stem}.png" if drawn is not None and drawn.is_dir() else drawn
+
+    outputs = dict(files)
+    for source, result in files:
+        for written in filter(None, (result, overlay_of(source))):
+            check_not_overwritten(source, written)
+
     def read(source: Path) -> tuple[_Item, object]:
         photo = read_image(source)
         pixels = hide_colors(photo.pixels, photo.alpha)
         label_place, probability_place, trimap_place = given
         if trimap_place is not None:
+            path = batch.find_companion(trimap_place, source, output=outputs[source])
             # each trimap has colors of its own to fit
-            return _read_trimap(batch.find_companion(trimap_place, source), source, pixels), source
+            return _read_trimap(path, source, pixels), source
         if probability_place is not None:
             before, energies = _read_probabilities(probability_place, source, pixels)
         else:
             assert label_place is not None
-            path = batch.find_companion(label_place, source)
+            path = batch.find_companion(label_place, source, output=outputs[source])
+            if path.suffix.lower() in (".npy", ".npz"):
+                raise InputError(
+                    f"{path} is not an image in a format that Pillow reads; pass a .npy file of probabilities with "
+                    "--probabilities, in Python probabilities="
+                )
             before = label_maps.read_label_map(path, black_is_a_label)
             _warn_of_other_images(path, before)
             check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
@@ -194,9 +209,6 @@ def segment_image(
         labels = [marginals.argmax(dim=0).cpu() for marginals in found]
         seconds = (time.perf_counter() - started) / len(items)
         return [(each, seconds) for each in labels]
-
-    def overlay_of(source: Path) -> Path | None:
-        return drawn / f"{source.stem}.png" if drawn is not None and drawn.is_dir() else drawn
 
     def write(source: Path, output: Path, item: _Item, computed: tuple[Tensor, float]) -> SegmentedImage:
         before, (labels, seconds) = item.before, computed

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 # progress callback: called with the amount done, the total, and the name of the stage
 Progress = Callable[[float, float, str], None]
+# stdin as a source, stdout as an output
+STREAM = Path("-")
 # extent of a tile with its margins, in pixels; an image of no more pixels is filtered in one call
 TILE = 2048
 
@@ -53,6 +55,12 @@ def to_path(name: str, value: PathLike) -> Path:
             "ph.bilateral_filter"
         )
     return Path(value)
+
+
+def check_not_overwritten(source: Path, output: Path) -> None:
+    """Raise `InputError` if `output` is the file `source`."""
+    if output != STREAM and output.resolve() == source.resolve():
+        raise InputError(f"the result would overwrite {source}; name another file")
 
 
 def check_positive(name: str, value: float) -> None:

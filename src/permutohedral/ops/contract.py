@@ -318,7 +318,7 @@ def range_error(features: Tensor, limit: int) -> FeatureRangeError:
         row = int(bad.any(dim=1).nonzero()[0])
         return FeatureRangeError(
             f"features must be finite, but {int(bad.any(dim=1).sum())} of {features.shape[0]} points hold NaN or "
-            f"infinity, the first at row {row}; remove or repair them (features of images are made of the guide and sigma)"
+            f"infinity, the first at row {row}; remove or repair them (those of images are made of the guide and sigma)"
         )
     return FeatureRangeError(
         f"features reach {float(features.abs().max()):.3g}, whose lattice coordinates exceed {limit} and do not fit "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from permutohedral.errors import InputError
+from permutohedral.errors import DataError, InputError
 from permutohedral.files.formats.image import ImageData, encode_image, read_image
 
 # a browser holds before and after at 4 bytes per pixel
@@ -105,8 +105,8 @@ def user_name(path: Path, name: str) -> Iterator[None]:
     """Replace the path of an upload in messages by the user's name of it."""
     try:
         yield
-    except InputError as error:
-        raise InputError(error.message.replace(str(path), name)) from error
+    except (DataError, InputError) as error:
+        raise type(error)(error.message.replace(str(path), name)) from error
 
 
 def shrink(pixels: Tensor, factor: int) -> Tensor:

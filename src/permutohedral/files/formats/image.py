@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from permutohedral.errors import InputError, StorageError
+from permutohedral.errors import DataError, InputError, PermutohedralError, StorageError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats import sixteen_bit
 from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
+from permutohedral.files.settings import STREAM
 
-# stdin as a source, stdout as an output
-STREAM = Path("-")
 # larger images are rejected before they are decoded: 134 million pixels of RGB take 1.6 GB in float32
 MAX_PIXELS = 1 << 27
 MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
@@ -83,8 +82,9 @@ class ImageData:
 def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
     """Read an image in any format of Pillow, turned upright; "-" is stdin.
 
-    Raises `InputError` if the file is missing, damaged, not an image, has several frames, or more than `max_pixels`.
-    The default is `MAX_PIXELS`, or the environment variable `PERMUTOHEDRAL_MAX_PIXELS`.
+    Raises `DataError` if the file is missing, damaged or not an image. Raises `InputError` if it has several frames,
+    numbers that do not fit, or more than `max_pixels`. The default is `MAX_PIXELS`, or the environment variable
+    `PERMUTOHEDRAL_MAX_PIXELS`.
     """
     source = io.BytesIO(sys.stdin.buffer.read()) if path == STREAM else path
     try:
@@ -115,14 +115,14 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
     except UnidentifiedImageError as error:
         hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
         if isinstance(source, io.BytesIO) and not source.getbuffer():
-            raise InputError("stdin is empty; pipe an image into the command") from error
+            raise DataError("stdin is empty; pipe an image into the command") from error
         name = "stdin" if path == STREAM else path
-        raise InputError(f"{name} is not an image in a format that Pillow reads{hint}") from error
-    except (InputError, ModuleNotFoundError):
+        raise DataError(f"{name} is not an image in a format that Pillow reads{hint}") from error
+    except (PermutohedralError, ModuleNotFoundError):
         raise
     # decoders of some formats raise any exception for a damaged file
     except Exception as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error or type(error)}") from error
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error or type(error)}") from error
 
 
 @contextmanager

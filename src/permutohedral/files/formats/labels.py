@@ -17,9 +17,10 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.files.atomic import write_bytes
-from permutohedral.files.formats.image import STREAM, ImageData, format_of, read_image, write_image
+from permutohedral.files.formats.image import ImageData, format_of, read_image, write_image
 from permutohedral.files.formats.maps import load_array
 from permutohedral.files.formats.metadata import Metadata, save_options
+from permutohedral.files.settings import STREAM
 
 # a map with more colors was blurred, or is a photo
 MAX_LABELS = 256
@@ -159,8 +160,9 @@ def read_probabilities(path: Path, height: int, width: int) -> Tensor:
 
 def _shape_hint(shape: tuple[int, ...], height: int, width: int) -> str:
     """Return how to make probabilities of a common wrong shape fit, "" for other shapes."""
-    if shape == (height, width):
-        return "; for one label among two, save np.stack([1 - p, p])"
+    if shape in ((height, width), (1, height, width)):
+        of_label = "p[0]" if len(shape) == 3 else "p"
+        return f"; at least two labels are needed: save a sigmoid output p as np.stack([1 - {of_label}, {of_label}])"
     if shape[:1] == (1,) and shape[2:] == (height, width):
         return "; save p[0], without the batch"
     if len(shape) == 3 and shape[:2] == (height, width):

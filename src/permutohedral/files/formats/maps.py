@@ -13,9 +13,11 @@ from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
 from torch import Tensor
 
-from permutohedral.errors import InputError
+from permutohedral.errors import DataError, InputError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.image import ImageData, check_output, list_images, read_image, write_image
+from permutohedral.files.settings import check_not_overwritten
+from permutohedral.files.tiling import cast_rounded
 
 _TIFF = (".tif", ".tiff")
 # an array of three axes whose first is longer has its channels last
@@ -30,17 +32,20 @@ class Map:
 
     Attributes:
         values: float32 `[channels, height, width]`.
-        image: the image they come from, None if the file holds floats.
+        image: the image they come from, None if the file is no image.
+        dtype: of the integers of a .npy file; None if the file holds floats, or is an image.
     """
 
     values: Tensor
     image: ImageData | None = None
+    dtype: np.dtype[Any] | None = None
 
 
 def read_map(path: Path, unknown: float | None = None) -> Map:
     """Read a map; transparent pixels, and those equal to `unknown`, become NaN."""
     if path.suffix == ".npy":
-        found = Map(_from_array(load_array(path), path))
+        array = load_array(path)
+        found = Map(_from_array(array, path), dtype=array.dtype if array.dtype.kind in "iu" else None)
     elif path.suffix.lower() in _TIFF and (floats := _read_floats(path)) is not None:
         found = Map(_from_array(floats, path))
     else:
@@ -51,18 +56,18 @@ def read_map(path: Path, unknown: float | None = None) -> Map:
         found = Map(values, image)
     if unknown is None:
         return found
-    return Map(torch.where(found.values == unknown, torch.nan, found.values), found.image)
+    return replace(found, values=torch.where(found.values == unknown, torch.nan, found.values))
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """Load the array of a .npy file, or raise `InputError`."""
+    """Load the array of a .npy file; raise `DataError` if it cannot be read, `InputError` if it holds several."""
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         # NumPy takes any other file for a pickle, and asks for an option that would run its code
         if isinstance(error, ValueError) and not _is_npy(path):
-            raise InputError(f"{path} is not a .npy file; write one with np.save") from error
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+            raise DataError(f"{path} is not a .npy file; write one with np.save") from error
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays; save one array as .npy")
     return array
@@ -86,7 +91,7 @@ def _read_floats(path: Path) -> NDArray[Any] | None:
             # smaller copies and masks belong to the first page
             pages = sum(not (other.is_reduced or other.is_mask) for other in cast(Any, file.pages))
     except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
+        raise DataError(f"there is no file {path}") from error
     # decoders raise any exception for a damaged file; `read_image` then raises the reason
     except Exception:
         return None
@@ -121,8 +126,7 @@ def list_maps(folder: Path, recursive: bool = False) -> list[Path]:
 
 def check_map_output(path: Path, source: Path) -> None:
     """Raise `InputError` before any work if the map of `source` cannot be written to `path`."""
-    if path.resolve() == source.resolve():
-        raise InputError(f"the result would overwrite {source}; name another file")
+    check_not_overwritten(source, path)
     if path.suffix == ".npy":
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {path.parent}; create it")
@@ -136,6 +140,8 @@ def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
     """Write a map with the range and the bits of `like`; return the names of the metadata that are lost."""
     array = values.detach().cpu().numpy()
     array = array[0] if len(array) == 1 else array
+    if like.dtype is not None:
+        array = cast_rounded(array, like.dtype)
     content = io.BytesIO()
     if path.suffix == ".npy":
         np.save(content, array)
