@@ -42,14 +42,17 @@ class LatticeItems:
         """Average over the lattice points of each item: `[lattice_points, channels]` to `[items, channels]`."""
         if self._members is None:
             self._members = self._count_members()
-        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
+        return self._sum(rows) / self._members
+
+    def _sum(self, rows: Tensor) -> Tensor:
+        # One place more: at a single one, inductor drops the mask of a GPU's threads, so that all of them add.
+        return rows.new_zeros(self.items + 1, *rows.shape[1:]).index_add(0, self.item, rows)[:-1]
 
     @with_storable_results
     def _count_members(self) -> Tensor:
         # bincount would wait for a GPU; an item has at least one lattice point
         one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        # One place more: on a GPU inductor counts threads instead where a constant is added at a single place.
-        return self.item.new_zeros(self.items + 1).index_add(0, self.item, one)[:-1].clamp_min(1)[:, None]
+        return self._sum(one).clamp_min(1)[:, None]
 
     @property
     def rows(self) -> ItemRows:
