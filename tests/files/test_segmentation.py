@@ -65,6 +65,7 @@ def test_labels_follow_the_edges(tmp_path: Path, random: np.random.Generator) ->
     before = np.mean((coarse_labels() != in_color(disk(), GREEN, RED)).any(axis=2))
     assert abs(outcome["changed"] - before) < 0.005
     assert (outcome["labels"], outcome["decided"], outcome["error"]) == (2, 0, None)
+    assert set(outcome["colors"]) == {"#{:02x}{:02x}{:02x}".format(*color) for color in (GREEN, RED)}
     assert read(tmp_path / "over.png").shape == (40, 50, 3)
 
 
@@ -186,6 +187,8 @@ def test_folders_of_photographs_and_probabilities(tmp_path: Path, random: np.ran
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     colors = [tuple(int(level) for level in color) for color in (palette(3) * 255).round()]
+    expected_colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in colors]
+    assert [outcome["colors"] for outcome in json.loads(result.stdout)] == [expected_colors] * 2
     for name in ("a", "b"):
         expected = in_color(disk(), colors[1], colors[0])  # type: ignore[arg-type]
         assert np.mean((read(tmp_path / "out" / f"{name}.png") != expected).any(axis=2)) < 0.01

@@ -179,6 +179,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "path": (Path("photo.png"), {}, r"image must be a torch\.Tensor or a NumPy array, got \w*Path"),
     "text": ("photo.png", {}, "got str"),
     "list": ([[0.0]], {}, "got list"),
+    "dask": (
+        type("Array", (), {"__module__": "dask.array.core"})(),
+        {},
+        r"got Array; permutohedral\.dask has functions for Dask arrays",
+    ),
     "no channels": (PHOTO[..., 0], {"channels_last": True}, r"image has no axis of channels.*image\[\.\.\., None\]"),
     "integers": (PHOTO.astype(np.int32), {"channels_last": True}, "float"),
     "unsupported dtype": (PHOTO.astype(np.longdouble), {"channels_last": True}, "float32"),

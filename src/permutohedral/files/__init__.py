@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from permutohedral.files.maps import colorize_image as colorize_image
     from permutohedral.files.maps import solve_map as solve_map
     from permutohedral.files.maps import upsample_map as upsample_map
+    from permutohedral.files.segmentation import SegmentedImage as SegmentedImage
     from permutohedral.files.segmentation import segment_image as segment_image
 
 # public functions and their modules
@@ -21,6 +22,7 @@ _MODULES = {
     "filter_image": "images",
     "denoise_image": "images",
     "segment_image": "segmentation",
+    "SegmentedImage": "segmentation",
     "upsample_map": "maps",
     "solve_map": "maps",
     "colorize_image": "maps",

@@ -57,12 +57,14 @@ class SegmentedImage(batch.FileResult):
         labels: number of labels.
         changed: share of the pixels whose label was known, or most probable, and changed.
         decided: share of the pixels whose label was unknown.
+        colors: color of each label in the result, such as "#f22424"; those of probabilities in their order.
         resumed: whether the result was there before the call.
     """
 
     labels: int | None = None
     changed: float | None = None
     decided: float | None = None
+    colors: tuple[str, ...] = ()
     resumed: bool = False
 
     def describe(self) -> str:
@@ -222,8 +224,12 @@ def segment_image(
         changed = float((known & (labels != before.labels)).float().mean())
         shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
         height, width = known.shape
-        num_labels = len(before.colors)
-        return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
+        digits = 2 if before.levels == 255 else 4
+        colors = tuple(
+            "#" + "".join(f"{level:0{digits}x}" for level in color)
+            for color in (before.colors * before.levels).round().int().tolist()
+        )
+        return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), len(colors), *shares, colors)
 
     done = set()
     for source, result in files if resume else ():

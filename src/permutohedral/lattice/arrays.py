@@ -84,6 +84,8 @@ class ImageFormat:
             advice = "pass a Pillow image as numpy.asarray(image) with channels_last=True"
             if isinstance(data, (str, PathLike)):
                 advice = "permutohedral.files has functions for files"
+            elif type(data).__module__.partition(".")[0] in ("dask", "xarray", "zarr"):
+                advice = "permutohedral.dask has functions for Dask arrays, permutohedral.files for Zarr"
             raise InputError(f"{name} must be a torch.Tensor or a NumPy array, got {type(data).__name__}; {advice}")
         image = to_tensor(data)
         if image.dtype == torch.uint8:
