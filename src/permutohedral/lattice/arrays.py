@@ -53,9 +53,9 @@ def as_given(result: Tensor, data: Data) -> Data:
     return result
 
 
-def is_uint8(data: Tensor | NDArray[Any]) -> bool:
-    """Return whether white is 255."""
-    return data.dtype in (torch.uint8, np.uint8)
+def is_uint8(data: object) -> bool:
+    """Return whether data are a tensor or an array of uint8, whose white is 255."""
+    return getattr(data, "dtype", None) in (torch.uint8, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,13 @@ class ImageFormat:
         self, image: Tensor | NDArray[Any], guide: Tensor | NDArray[Any] | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return an image and its guide; one of uint8 gets the dtype of the other."""
-        pixels = self.read("image", image)
         if guide is None:
-            return pixels, None
-        edges = self.read("guide", guide, accumulation_dtype(pixels.dtype))
-        return self.read("image", image, accumulation_dtype(edges.dtype)) if is_uint8(image) else pixels, edges
+            return self.read("image", image), None
+        if is_uint8(image):
+            edges = self.read("guide", guide)
+            return self.read("image", image, accumulation_dtype(edges.dtype)), edges
+        pixels = self.read("image", image)
+        return pixels, self.read("guide", guide, accumulation_dtype(pixels.dtype))
 
     def write(self, result: Tensor, data: Data) -> Data:
         """Return a result as `data` was passed: array or tensor, place of the channels, floating or uint8."""

@@ -77,7 +77,7 @@ def build_bounded_lattice(
     if items is not None:
         # not cached: a graph keeps the tensors that are made while it is captured
         item = torch.arange(items, dtype=torch.int32, device=features.device)
-        batch = item[:, None].expand(items, points).contiguous().view(-1)
+        batch = item[:, None].expand(items, points).reshape(-1)
     *simplices, number = _index_points(features.reshape(-1, dimension), batch, max_lattice_points)
     source = Simplices(*simplices, bounded=True, backend=backend_name(features))
     along = _find_neighbors(source, source.keys, axis_offsets(dimension, features.device)) if separable else None

@@ -281,5 +281,4 @@ def flatten_points(features: Tensor, batch: Tensor | None, batch_name: str) -> t
     found_later = batch.is_cuda and batch.dtype == torch.int32
     if not found_later and not torch.compiler.is_compiling() and not is_batched(batch):
         check_items(batch, batch_name)
-    # kernels read it element by element
-    return features, batch.to(torch.int32).contiguous()
+    return features, batch.to(torch.int32)

@@ -396,6 +396,7 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
         by_range: give each coordinate the bits that its range needs, not the same for all.
     """
     (points, d), device = features.shape, features.device
+    batch = None if batch is None else batch.contiguous()
     table = PackedTable.empty(capacity, device)
     codes = torch.empty(capacity, dtype=torch.int64, device=device)
     vertices = empty_corners(points, d + 1, torch.int32, device)
@@ -626,6 +627,7 @@ def index_unpacked(features: Tensor, batch: Tensor | None) -> Indexed:
     (points, d), device = features.shape, features.device
     if batch is not None:
         check_items(batch)
+        batch = batch.contiguous()
     if points == 0 or d > LARGEST_TILE_DIMENSION:
         return reference.index_points(features, batch)
     keys = torch.empty(points * (d + 1), d + 1, dtype=torch.int32, device=device)
