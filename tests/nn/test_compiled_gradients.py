@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
     "points": {
         "GaussianFilter": (ph.nn.GaussianFilter(2, learn_sigma=True), (image(20, 2), 3 * image(20, 2)), ()),
         "PermutohedralConv": (
-            ph.nn.PermutohedralConv(2, 3, dimension=2, learn_sigma=True),
+            ph.nn.PermutohedralConv(2, 3, dimension=2, around="gaussian", learn_sigma=True),
             (image(20, 2), 3 * image(20, 2)),
             (),
         ),

@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import oracle
@@ -120,6 +121,49 @@ def test_gaussian_init_with_other_widths_filters_the_mean() -> None:
     assert_close(layer(values, features), ph.gaussian_filter(means, features, method="dense"))
 
 
+@pytest.mark.parametrize(("out_channels", "groups"), [(4, 1), (4, 2), (6, 2)])
+def test_weight_decay_pulls_around_gaussian_to_the_gaussian(out_channels: int, groups: int) -> None:
+    """Of the same filter trained by itself, decay takes away the Gaussian."""
+    options: dict[str, Any] = {"groups": groups, "device": DEVICE, "dtype": torch.float64}
+    plain = PermutohedralConv(4, out_channels, 2, init="gaussian", **options)
+    layer = PermutohedralConv(4, out_channels, 2, around="gaussian", **options)
+    gaussian = plain.weight.detach().clone()
+    assert_close(layer.filter, gaussian)
+    values, features = draw(20, 4, dtype=torch.float64), draw(20, 2, seed=1, dtype=torch.float64)
+    assert_close(layer(values, features), plain(values, features))
+    for each in (plain, layer):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.01, weight_decay=50.0)
+        each(values, features).square().mean().backward()
+        assert each.weight.grad is not None
+        change = -0.01 * each.weight.grad
+        optimizer.step()
+        # half of the filter, or of its difference from the Gaussian, which is zero
+        assert_close(each.filter, change + (gaussian / 2 if each is plain else gaussian))
+
+
+def test_gradients_around_gaussian() -> None:
+    layer = PermutohedralConv(2, 2, 2, around="gaussian", init="kaiming", device=DEVICE, dtype=torch.float64)
+    assert float(layer.weight.detach().abs().min()) > 0
+    values, features = draw(8, 2, dtype=torch.float64), draw(8, 2, seed=1, dtype=torch.float64)
+
+    def run(values: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(layer, {"weight": weight}, (values, features))
+        return result
+
+    inputs = values.requires_grad_(), layer.weight.detach().requires_grad_()
+    assert torch.autograd.gradcheck(run, inputs, nondet_tol=1e-12, fast_mode=True)
+
+
+def test_state_with_and_without_around_differs() -> None:
+    plain, layer = PermutohedralConv(1, 1, 2), PermutohedralConv(1, 1, 2, around="gaussian")
+    for one, other in ((plain, layer), (layer, plain)):
+        with pytest.raises(RuntimeError, match="gaussian"):
+            one.load_state_dict(other.state_dict())
+    empty = PermutohedralConv(1, 1, 2, around="gaussian", device="meta").to_empty(device="cpu")
+    empty.load_state_dict(layer.state_dict())
+    assert_close(empty.filter, layer.filter)
+
+
 def test_state_dict_and_copies() -> None:
     if DEVICE.type == "cuda":
         # copies give the same bits where a layer gives its own again
@@ -152,10 +196,10 @@ def test_state_dict_and_copies() -> None:
         ),
         (
             PermutohedralConv(
-                4, 8, 1, 2, groups=2, bias=False, init="gaussian", normalization="none", learn_sigma=True
+                4, 8, 1, 2, groups=2, bias=False, around="gaussian", normalization="none", learn_sigma=True
             ),
             "PermutohedralConv(4, 8, dimension=1, neighborhood_size=2, filter_size=5, groups=2, bias=False, "
-            "normalization='none', learn_sigma=True)",
+            "around='gaussian', normalization='none', learn_sigma=True)",
         ),
     ],
 )

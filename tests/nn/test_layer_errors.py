@@ -34,6 +34,7 @@ LAYERS: dict[str, ErrorCase] = {
     "groups_out": (lambda: ph.nn.PermutohedralConv(4, 3, 2, groups=2), InputError, "out_channels.*divisible"),
     "no_groups": (lambda: ph.nn.PermutohedralConv(4, 4, 2, groups=0), InputError, "groups.*at least 1, got 0"),
     "init": (lambda: ph.nn.PermutohedralConv(1, 1, 2, init="zeros"), InputError, "'kaiming' or 'gaussian'"),  # type: ignore[arg-type]
+    "around": (lambda: layer(around="kaiming"), InputError, "around must be 'gaussian' or None, got 'kaiming'"),
     "normalization": (
         lambda: ph.nn.PermutohedralConv(1, 1, 2, normalization="l2"),  # type: ignore[arg-type]
         InputError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +135,8 @@ class _BilateralConv(nn.Module):
         bias: bool = True,
         sigma_space: float | Sequence[float] = 2.0,
         sigma_color: float | Sequence[float] = 0.2,
-        init: Initialization = "kaiming",
+        init: Initialization | None = None,
+        around: Literal["gaussian"] | None = None,
         normalization: Normalization = "density",
         learn_sigma: bool = False,
         device: torch.device | str | None = None,
@@ -161,6 +162,7 @@ class _BilateralConv(nn.Module):
             groups=groups,
             bias=bias,
             init=init,
+            around=around,
             normalization=normalization,
             learn_sigma=learn_sigma,
             device=device,
@@ -268,6 +270,7 @@ class BilateralConv2d(_BilateralConv):
         sigma_space: pixels per lattice step; one number, or one for each axis.
         sigma_color: guide values per lattice step; one number, or one for each channel of the guide.
         init: see `PermutohedralConv`.
+        around: see `PermutohedralConv`.
         normalization: see `PermutohedralConv`.
         learn_sigma: see `PermutohedralConv`. `sigma_space` and `sigma_color` stay the first ones;
             `convolution.scale` divides them.

@@ -33,7 +33,9 @@ class PermutohedralConv(nn.Module):
         bias: add a learned number to every output channel.
         init: "kaiming" draws weights of mean zero that preserve the variance over the taps; "gaussian" starts as
             the Gaussian filter: each channel by itself where a group has as many outputs as inputs, else of the
-            mean over the group's inputs.
+            mean over the group's inputs. Default: "kaiming", or "gaussian" with around="gaussian".
+        around: "gaussian" trains the difference from that Gaussian filter: `filter` is the Gaussian plus `weight`, so
+            weight decay pulls `filter` towards the Gaussian, not to zero. Default: None, `filter` is `weight`.
         normalization: "density" (the output does not depend on how many points sample the signal), "coverage" (nor
             on how many lattice points they leave empty), "none", "homogeneous" or "symmetric"; see
             `permutohedral_filter`.
@@ -55,6 +57,8 @@ class PermutohedralConv(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
+    gaussian: Tensor | None
+
     def __init__(
         self,
         in_channels: int,
@@ -64,7 +68,8 @@ class PermutohedralConv(nn.Module):
         *,
         groups: int = 1,
         bias: bool = True,
-        init: Initialization = "kaiming",
+        init: Initialization | None = None,
+        around: Literal["gaussian"] | None = None,
         normalization: Normalization = "density",
         learn_sigma: bool = False,
         device: torch.device | str | None = None,
@@ -72,18 +77,22 @@ class PermutohedralConv(nn.Module):
     ) -> None:
         super().__init__()
         _check_channels(in_channels, out_channels, groups)
-        if init not in ("kaiming", "gaussian"):
+        if init not in (None, "kaiming", "gaussian"):
             raise InputError(f"init must be 'kaiming' or 'gaussian', got {init!r}")
+        if around not in (None, "gaussian"):
+            raise InputError(f"around must be 'gaussian' or None, got {around!r}")
         if normalization not in NORMALIZATIONS:
             raise InputError(
                 f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}"
             )
         self.neighborhood = Neighborhood(dimension, neighborhood_size)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.init: Initialization = init
+        self.init: Initialization = init or around or "kaiming"
         self.normalization: Normalization = normalization
         size = (self.neighborhood.filter_size, in_channels // groups, out_channels)
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        # saved, so that weights of a layer without it are not loaded by mistake
+        self.register_buffer("gaussian", None if around is None else torch.empty_like(self.weight))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         # the logarithm is trained, so that a scale stays positive
         self.log_scale = nn.Parameter(torch.empty(dimension, device=device, dtype=dtype)) if learn_sigma else None
@@ -100,6 +109,11 @@ class PermutohedralConv(nn.Module):
         return self.neighborhood.size
 
     @property
+    def filter(self) -> Tensor:
+        """`weight [filter_size, in_channels / groups, out_channels]`, plus the Gaussian if trained `around` it."""
+        return self.weight if self.gaussian is None else self.gaussian + self.weight
+
+    @property
     def scale(self) -> Tensor | None:
         """The factor of each feature dimension, `[dimension]`, or None without `learn_sigma`."""
         return None if self.log_scale is None else self.log_scale.exp()
@@ -108,10 +122,14 @@ class PermutohedralConv(nn.Module):
         """Draw new weights according to `init`."""
         fan_in = self.weight.shape[0] * self.weight.shape[1]
         with torch.no_grad():
-            if self.init == "gaussian":
+            if self.gaussian is not None:
+                self.gaussian.copy_(self._gaussian_weight())
+            if self.init == "kaiming":
+                self.weight.normal_(std=1 / math.sqrt(fan_in))
+            elif self.gaussian is None:
                 self.weight.copy_(self._gaussian_weight())
             else:
-                self.weight.normal_(std=1 / math.sqrt(fan_in))
+                self.weight.zero_()
             if self.bias is not None:
                 bound = 0.0 if self.init == "gaussian" else 1 / math.sqrt(fan_in)
                 self.bias.uniform_(-bound, bound)
@@ -158,7 +176,7 @@ class PermutohedralConv(nn.Module):
         if features is not None or target_features is not None or batch is not None or target_batch is not None:
             raise InputError("give either features or a lattice built from them, not both")
         self._check_lattice(lattice)
-        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, sample_weight)
+        return filter_with_bias(values, lattice, self.filter, self.bias, self.normalization, sample_weight)
 
     @breaks_graph
     def _build_and_filter(
@@ -171,7 +189,7 @@ class PermutohedralConv(nn.Module):
         sample_weight: Tensor | None,
     ) -> Tensor:
         lattice = self.build_lattice(features, target_features, batch, target_batch)
-        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, sample_weight)
+        return filter_with_bias(values, lattice, self.filter, self.bias, self.normalization, sample_weight)
 
     def build_lattice(
         self,
@@ -214,6 +232,8 @@ class PermutohedralConv(nn.Module):
             parts.append(f"groups={self.groups}")
         if self.bias is None:
             parts.append("bias=False")
+        if self.gaussian is not None:
+            parts.append("around='gaussian'")
         parts.append(f"normalization={self.normalization!r}")
         if self.log_scale is not None:
             parts.append("learn_sigma=True")
