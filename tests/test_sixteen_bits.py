@@ -151,13 +151,6 @@ def test_coarsening_of_large_values() -> None:
     assert_close(layer.half()(fine.half(), pyramid, 0), expected, torch.bfloat16)
 
 
-def test_point_splat() -> None:
-    features = 3 * draw(50, 2).float()
-    layer, lattice, values = ph.nn.PointSplat(3, 4, 2).to(DEVICE), ph.build_lattice(features), draw(50, 3)
-    expected = layer(values.float(), features, lattice)
-    assert_close(layer.half()(values.half(), features, lattice), expected, torch.bfloat16)
-
-
 def test_energies_of_impossible_labels() -> None:
     given = torch.tensor([0.0, 0.5], device=DEVICE)
     expected = energies_from_probabilities(given, smallest=1e-8)

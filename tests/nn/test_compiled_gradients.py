@@ -60,8 +60,6 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
             (image(20, 2),),
             (),
         ),
-        "PointSplat": (ph.nn.PointSplat(2, 3, 2), (image(20, 2), 3 * image(20, 2)), (FINE,)),
-        "DeformSlice": (ph.nn.DeformSlice(2, 2), (ON_FINE,), (FINE,)),
     },
     "levels": {
         "LatticeConv": (ph.nn.LatticeConv(2, 3, 2), (ON_FINE,), (FINE,)),

@@ -80,14 +80,6 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
         lambda **options: ph.nn.LatticeLinearUp(2, 3, **options),
         lambda pyramid: (on_level(pyramid, 1), pyramid, 0),
     ),
-    "PointSplat": (
-        lambda **options: ph.nn.PointSplat(2, 3, 2, **options),
-        lambda pyramid: (draw(12, 2), FEATURES, pyramid.levels[0]),
-    ),
-    "DeformSlice": (
-        lambda **options: ph.nn.DeformSlice(2, 2, **options),
-        lambda pyramid: (on_level(pyramid, 0), pyramid.levels[0]),
-    ),
 }
 
 

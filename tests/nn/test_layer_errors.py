@@ -87,26 +87,6 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         r"\[3, 2\], got \[3, 4\]",
     ),
-    "slice_rows": (
-        lambda: ph.nn.DeformSlice(2, 2, device=DEVICE)(zeros(4, 2), lattice_of(5, 2)),
-        InputError,
-        r"\[\.\.\., 3, channels\].*\(4, 2\)",
-    ),
-    "slice_axes": (
-        lambda: ph.nn.DeformSlice(2, 2, device=DEVICE)(zeros(3, 3, 2), lattice_of(5, 2)),
-        InputError,
-        r"\[lattice_points, 2\].*\(3, 3, 2\)",
-    ),
-    "splat_channels": (
-        lambda: ph.nn.PointSplat(2, 3, 2, device=DEVICE)(zeros(5, 3), zeros(5, 2), lattice_of(5, 2)),
-        InputError,
-        r"values must be \[5, 2\].*\(5, 3\)",
-    ),
-    "splat_features": (
-        lambda: ph.nn.PointSplat(2, 3, 2, device=DEVICE)(zeros(5, 2), zeros(4, 2), lattice_of(5, 2)),
-        InputError,
-        r"the \[5, 2\] that the lattice was built from.*\(4, 2\)",
-    ),
     "image_rank": (lambda: ph.nn.BilateralConv2d(1, 1)(zeros(4, 5)), InputError, r"image must be \[batch, 1,"),
     "image_channels": (
         lambda: ph.nn.BilateralConv2d(1, 1)(zeros(3, 4, 5)),

@@ -29,19 +29,17 @@ def layers() -> dict[str, tuple[nn.Module, int]]:
         "refine linear": (ph.nn.LatticeLinearUp(2, 3).to(DEVICE, torch.float64), 1),
         "pool": (ph.nn.LatticePool(), 0),
         "norm": (ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64, device=DEVICE), 0),
-        "slice": (ph.nn.DeformSlice(2, **kind), 0),
     }
 
 
 def arguments_of(name: str, pyramid: ph.levels.LatticePyramid) -> tuple[object, ...]:
-    return (pyramid.levels[0],) if name in ("convolution", "norm", "slice") else (pyramid, 0)
+    return (pyramid.levels[0],) if name in ("convolution", "norm") else (pyramid, 0)
 
 
 @pytest.mark.parametrize("name", layers())
 def test_derivatives_of_values_and_parameters(name: str) -> None:
     layer, level = layers()[name]
     pyramid = pyramid_of()
-    # none at zero, where DeformSlice starts
     parameters = {key: draw(*each.shape, seed=5) for key, each in layer.named_parameters()}
 
     def function(values: Tensor, *given: Tensor) -> Tensor:
@@ -71,12 +69,6 @@ def test_compiled_and_empty(name: str, points: int) -> None:
     again = layers()[name][0]
     again.load_state_dict(layer.state_dict())
     assert_close(again(values, *arguments), expected)
-
-
-def test_deform_slice_starts_as_slice() -> None:
-    lattice = ph.build_lattice(draw(2, 9, 2), draw(2, 5, 2, seed=1))
-    values = draw(lattice.target.num_lattice_points, 2)
-    assert_close(layers()["slice"][0](values, lattice), ph.slice(values, lattice))
 
 
 @pytest.mark.parametrize("name", layers())
@@ -156,38 +148,6 @@ def test_group_norm_of_16_bits_and_empty_items() -> None:
     values = torch.randn(lattice.num_lattice_points, 2, device=DEVICE)
     assert layer(values.bfloat16(), lattice).dtype == torch.bfloat16
     assert_close(layer(values.bfloat16(), lattice), layer(values.bfloat16().float(), lattice))
-
-
-def test_point_splat_takes_the_maximum() -> None:
-    features, values = draw(14, 2, scale=2.0), draw(14, 3, seed=1)
-    lattice = ph.build_lattice(features)
-    layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
-    actual = layer(values, features, lattice)
-    vertices, barycentric = lattice.source.vertices, lattice.source.barycentric
-    for row in range(lattice.num_lattice_points):
-        point, corner = (vertices == row).nonzero(as_tuple=True)
-        weight = barycentric[point, corner][:, None]
-        mean = (weight * features[point]).sum(dim=0) / weight.sum()
-        described = layer.network(torch.cat([values[point], features[point] - mean, weight], dim=1))
-        assert_close(actual[row], described.amax(dim=0))
-
-
-def test_point_splat_rejects_batches_and_targets() -> None:
-    features = draw(2, 7, 2)
-    layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
-    with pytest.raises(ph.errors.InputError, match="flat points"):
-        layer(draw(2, 7, 3), features, ph.build_lattice(features))
-    with pytest.raises(ph.errors.InputError, match="flat points"):
-        layer(draw(6, 3), features[0], ph.build_lattice(features[0]))
-
-
-def test_deform_slice_reaches_beyond_the_simplex() -> None:
-    lattice = ph.build_lattice(draw(14, 2, scale=2.0))
-    layer = ph.nn.DeformSlice(3, dimension=2, dtype=torch.float64, device=DEVICE)
-    values = draw(lattice.num_lattice_points, 3)
-    assert_close(layer(values, lattice), ph.slice(values, lattice))
-    nn.init.normal_(layer.offset.weight)
-    assert float((layer(values, lattice) - ph.slice(values, lattice)).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("wrong", [0, 2.0, -1])

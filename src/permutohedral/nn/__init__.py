@@ -22,7 +22,6 @@ from permutohedral.nn.levels import (
     LatticeLinearUp,
     LatticePool,
 )
-from permutohedral.nn.points import DeformSlice, PointSplat
 
 __all__ = [
     "BilateralConv1d",
@@ -31,7 +30,6 @@ __all__ = [
     "BilateralFilter",
     "BilateralSolver",
     "BilateralUpsample2d",
-    "DeformSlice",
     "DenseCRF",
     "DenseEnergyLoss",
     "GaussianFilter",
@@ -45,6 +43,5 @@ __all__ = [
     "LatticePool",
     "PermutohedralConv",
     "PermutohedralEncoding",
-    "PointSplat",
     "capture_step",
 ]
