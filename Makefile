@@ -16,8 +16,8 @@ CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-fast test-gpu lint audit fuzz sanitize format format-check typecheck \
-  interpreted pytest accuracy bench reproduce tables figures docs smoke wheel test-wheel test-torch test-arm64 \
-  test-windows test-compile release-dry-run clean
+  interpreted pytest accuracy bench reproduce tables figures docs smoke wheel test-wheel test-torch test-plain \
+  test-arm64 test-windows test-compile release-dry-run clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -206,6 +206,14 @@ test-torch:  ## the operators and layers with the oldest torch, or with TESTED_T
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
 	  '$(TESTED_TORCH)' '.[images]' --group test
 	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --quiet $(IN_PARALLEL) $(LIBRARY_TESTS)
+
+PLAIN_VENV := build/plain-venv
+test-plain:  ## the smoke tests of an installation without extras
+	rm -rf $(PLAIN_VENV)
+	$(PYTHON) -m venv $(PLAIN_VENV)
+	$(PLAIN_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
+	  --constraint constraints.txt $(TORCH) . pytest
+	$(PLAIN_VENV)/bin/python -m pytest --quiet tests/smoke
 
 # other systems where their emulators are found
 EMULATED := $(if $(shell command -v qemu-aarch64-static),arm64) $(if $(shell PATH=$$PATH:/usr/lib/wine command -v wine64),windows)

@@ -7,6 +7,7 @@ import doctest
 import importlib.util
 import inspect
 import json
+import os
 import re
 import runpy
 import shutil
@@ -259,6 +260,19 @@ def test_declared_packages_are_used() -> None:
 def test_extra_is_enough_for_its_commands(extra: str, patterns: list[str]) -> None:
     allowed = modules_of(declared()["cli"] | declared()[extra] | declared()[""])
     assert other_packages(*(f"src/permutohedral/{pattern}" for pattern in patterns)).keys() - allowed == set()
+
+
+@pytest.mark.process
+def test_package_works_without_extras() -> None:
+    """`make test-plain` does the same in an environment that has none."""
+    absent = dict.fromkeys(modules_of(declared()["all"]))
+    smoke = ["-q", "-p", "no:cacheprovider", "tests/smoke/test_install.py", "-k", "extra"]
+    program = f"import sys; sys.modules.update({absent}); import pytest; pytest.main({smoke})"
+    # pytest's plugins of other packages need them
+    variables = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=variables)
+    assert "2 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_version_is_the_same_everywhere() -> None:

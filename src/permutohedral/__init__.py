@@ -102,7 +102,11 @@ if not TYPE_CHECKING:
         import importlib
 
         if name in _MODULES:
-            return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+            try:
+                return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+            except ModuleNotFoundError as error:
+                # `hasattr` and `help` expect it where an extra is missing
+                raise AttributeError(str(error)) from error
         if name not in _FUNCTIONS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)

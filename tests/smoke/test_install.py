@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -50,19 +52,34 @@ def test_version_is_that_of_the_metadata() -> None:
     assert importlib.metadata.version("permutohedral") == ph.__version__
 
 
-def test_public_names_import() -> None:
-    for name in ph.__all__:
-        assert getattr(ph, name) is not None
+def test_help_needs_no_extra() -> None:
+    for module in (ph, *filter(inspect.ismodule, (getattr(ph, name) for name in ph.__all__))):
+        for name in getattr(module, "__all__", ()):
+            assert getattr(module, name) is not None
+        # a lookup that raises anything but AttributeError ends both
+        assert dict(inspect.getmembers(module)).keys() >= set(getattr(module, "__all__", ()))
+        assert module.__name__ in pydoc.render_doc(module)
+    assert hasattr(ph, "dask") == (importlib.util.find_spec("dask") is not None)
 
 
-def test_import_needs_only_torch_and_numpy() -> None:
-    script = (
-        "import sys; sys.modules.update(dict.fromkeys(('PIL', 'typer', 'rich', 'psutil', 'dask', 'safetensors')));"
-        "import permutohedral as ph, torch;"
-        "print(*ph.bilateral_filter(torch.rand(3, 8, 9), sigma_space=2.0, sigma_color=0.1).shape)"
+@pytest.mark.skipif(importlib.util.find_spec("PIL") is not None, reason="the extras are installed")
+def test_missing_extra_is_named() -> None:
+    with pytest.raises(AttributeError, match=r"permutohedral\[dask\]"):
+        ph.dask  # noqa: B018
+    with pytest.raises(ModuleNotFoundError, match=r"permutohedral\[dask\]"):
+        from permutohedral import dask  # noqa: F401
+    from permutohedral.files import filter_image
+
+    calls = (
+        lambda: filter_image("photo.png", "smooth.png"),
+        ph.models.Denoiser,
+        ph.models.Denoiser.from_pretrained,
+        ph.models.PointSegmenter.from_pretrained,
     )
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["3", "8", "9"]
+    for call in calls:
+        with pytest.raises(ModuleNotFoundError) as raised:
+            call()
+        assert "permutohedral[images]" in raised.value.__notes__[0]
 
 
 def test_compiled_wheel_has_a_working_core() -> None:

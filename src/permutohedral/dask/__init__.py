@@ -10,10 +10,8 @@ Results equal those of the functions in memory. Needs the extra `dask`.
 
 from importlib.util import find_spec
 
-from permutohedral.errors import BackendUnavailable
-
 if find_spec("dask") is None:
-    raise BackendUnavailable("permutohedral.dask needs Dask: pip install 'permutohedral[dask]'")
+    raise ModuleNotFoundError("permutohedral.dask needs an extra: pip install 'permutohedral[dask]'", name="dask")
 
 from permutohedral.dask.points import gaussian_filter
 from permutohedral.dask.tiles import bilateral_filter, map_tiles

@@ -1,7 +1,8 @@
 """Jobs on files: one function per job, imported when it is first used."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from permutohedral.files.arrays import FilteredArray as FilteredArray
@@ -46,7 +47,17 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         error.add_note(f"files.{name} needs an extra: pip install 'permutohedral[{_EXTRAS[_MODULES[name]]}]'")
-        raise
+        return _missing(error)
+
+
+def _missing(error: ModuleNotFoundError) -> Callable[..., NoReturn]:
+    """Return a function that raises `error`, so that `help` and `hasattr` work without the extra."""
+
+    def missing(*_: Any, **__: Any) -> NoReturn:
+        """Raise `ModuleNotFoundError`: this function needs an extra of the package."""
+        raise error
+
+    return missing
 
 
 def __dir__() -> list[str]:

@@ -148,7 +148,5 @@ def _shipped_file() -> Path:
 
 
 def _entries(path: Path) -> list[Entry]:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
+    with open_weights(path) as file:
         return [Entry(**entry) for entry in json.loads(file.metadata()["entries"])]
