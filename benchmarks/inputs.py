@@ -128,6 +128,11 @@ def large_photo(inputs: Inputs, sigmas: tuple[float, float], side: int = 1024) -
     return bilateral_problem(_resize(_crop(pixels, side, side), side, side), sigmas, origin)
 
 
+def color_photo(inputs: Inputs) -> Tensor:
+    """Return the photo at its own size, `[3, 321, 481]`."""
+    return inputs.photo[0].permute(2, 0, 1).float() / 255
+
+
 def gray_photo(inputs: Inputs) -> FilterProblem:
     """Return the photo in gray at its own size, bandwidths 4 pixels and 0.1."""
     pixels, origin = inputs.photo

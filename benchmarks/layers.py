@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import permutohedral as ph
 from benchmarks.filters import problems_of
-from benchmarks.inputs import FilterProblem, Inputs, large_photo, sphere_points
+from benchmarks.inputs import FilterProblem, Inputs, color_photo, large_photo, sphere_points
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload
 from experiments.quality import relative_error
 from permutohedral.models.lattice_unet import LatticeUNet
@@ -269,6 +269,57 @@ def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, tra
     return Prepared(ours, (), problem.origin, per_second=1e9 / (rows * filter_size * _RUNS_IN_A_GRAPH))
 
 
+def _draw_hills(draw: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values, features and items of 8 clouds of about 20,000 points: hills with trees, as in laser scans."""
+    counts = torch.randint(19_000, 21_001, (8,), generator=draw)
+    items = torch.repeat_interleave(torch.arange(8), counts).int()
+    values = torch.randn(len(items), 4)
+    ground = 57 * torch.rand(len(items), 2)
+    height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(len(items))
+    tree = 12 * torch.rand(len(items)) * (torch.rand(len(items)) < 0.3)
+    return values.to(device), torch.column_stack([ground, height + tree]).to(device), items.to(device)
+
+
+def _prepare_unet(inputs: Inputs, pyramid_only: bool) -> Prepared:
+    """Run a U-Net of four levels without gradients, or build the pyramid of its points."""
+    draw = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    network = LatticeUNet(4, 3).to(inputs.device).eval()
+    clouds = [_draw_hills(draw, inputs.device) for _ in range(40 if inputs.device.type == "cuda" else 3)]
+
+    def run(number: int) -> Any:
+        values, features, items = clouds[number % len(clouds)]
+        if pyramid_only:
+            return ph.levels.build_pyramid(features, 4, batch=items)
+        with torch.no_grad():
+            return network(values, features, items)
+
+    return Prepared(Contender(OURS, run), origin="seeded clouds", num_inputs=len(clouds))
+
+
+def _prepare_bilateral_conv(inputs: Inputs, guide_channels: int | None, training: bool) -> Prepared:
+    """Run `BilateralConv2d` on photos as their own guide, or on hidden channels with a color guide."""
+    torch.manual_seed(0)
+    batch = 8 if inputs.device.type == "cuda" else 1
+    photo = color_photo(inputs)
+    guides = [each.repeat(batch, 1, 1, 1).to(inputs.device) for each in (photo, photo.flip(1), photo.flip(2))]
+    hidden = [torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(inputs.device) for _ in guides]
+    images = guides if guide_channels is None else [each.requires_grad_(training) for each in hidden]
+    layer = ph.nn.BilateralConv2d(images[0].shape[1], CHANNELS, guide_channels, sigma_space=4.0, device=inputs.device)
+    gradient = torch.ones(batch, CHANNELS, HEIGHT, WIDTH, device=inputs.device)
+
+    def run(number: int) -> Any:
+        image, guide = images[number % 3], guides[number % 3] if guide_channels else None
+        with torch.set_grad_enabled(training):
+            output = layer(image, guide)
+        if not training:
+            return output
+        leaves = [*layer.parameters(), *([image] if image.requires_grad else [])]
+        return torch.autograd.grad(output, leaves, gradient)
+
+    return Prepared(Contender(OURS, run), origin=inputs.photo[1], num_inputs=3)
+
+
 def _train(module: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], Tensor]) -> None:
     optimizer.zero_grad(set_to_none=True)
     run().square().mean().backward()
@@ -295,27 +346,21 @@ def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepare
             features, values = 20 * torch.rand(points, 3), torch.randn(points, 16)
             features, values = features.to(device), values.to(device)
             return lambda: module(values, features)
-        low, high, channels = (2_000, 2_601, 32) if kind == "three-layers" else (19_000, 21_001, 4)
-        counts = torch.randint(low, high, (8,), generator=draw)
+        if kind == "unet":
+            return partial(module, *_draw_hills(draw, device))
+        counts = torch.randint(2_000, 2_601, (8,), generator=draw)
         items = torch.repeat_interleave(torch.arange(8), counts).int().to(device)
-        values = torch.randn(len(items), channels).to(device)
-        if kind == "three-layers":
-            features = (8 * torch.rand(len(items), 3)).to(device)
+        values = torch.randn(len(items), 32).to(device)
+        features = (8 * torch.rand(len(items), 3)).to(device)
 
-            def run_layers() -> Tensor:
-                lattice = ph.build_lattice(features, batch=items)
-                result = values
-                for layer in module.children():
-                    result = torch.relu(layer(result, lattice=lattice))
-                return result
+        def run_layers() -> Tensor:
+            lattice = ph.build_lattice(features, batch=items)
+            result = values
+            for layer in module.children():
+                result = torch.relu(layer(result, lattice=lattice))
+            return result
 
-            return run_layers
-        # hills with trees, as laser scans show them
-        ground = 57 * torch.rand(len(items), 2)
-        height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(len(items))
-        tree = 12 * torch.rand(len(items)) * (torch.rand(len(items)) < 0.3)
-        features = torch.column_stack([ground, height + tree]).to(device)
-        return lambda: module(values, features, items)
+        return run_layers
 
     clouds = [cloud() for _ in range(40 if device.type == "cuda" else 3)]
 
@@ -483,5 +528,20 @@ WORKLOADS = (
             ("unet", "U-Net of four levels, 8 clouds of about 20,000 points"),
         )
         for autocast in (False, True)
+    ),
+    Workload("unet-inference", "the same U-Net, inference", "any", partial(_prepare_unet, pyramid_only=False)),
+    Workload("unet-pyramid", "the pyramid of its points", "any", partial(_prepare_unet, pyramid_only=True)),
+    *(
+        Workload(
+            f"bilateral-conv-{name}-{'training' if training else 'forward'}",
+            f"BilateralConv2d, 481 x 321 photo, {text}, {'forward and backward' if training else 'forward'}",
+            "any",
+            partial(_prepare_bilateral_conv, guide_channels=guide_channels, training=training),
+        )
+        for name, guide_channels, text in (
+            ("own", None, "3 to 32 channels, its own guide"),
+            ("color", 3, "32 to 32 channels, color guide"),
+        )
+        for training in (False, True)
     ),
 )

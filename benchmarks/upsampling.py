@@ -1,4 +1,4 @@
-"""Workloads of guided upsampling, lattices included, next to torch's bilinear interpolation."""
+"""Workloads of guided upsampling and of the bilateral solver, lattices included."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _VARIANTS = 7
 CASES: tuple[tuple[str, tuple[int, int, int], tuple[int, int], dict[str, Any], bool], ...] = (
     ("gaussian-uncorrected", (1, 128, 128), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, False),
     ("gaussian", (1, 128, 128), (1024, 1024), {"mode": "gaussian"}, False),
+    ("affine", (1, 128, 128), (1024, 1024), {"mode": "affine"}, False),
     ("solver", (1, 128, 128), (1024, 1024), {"mode": "solver"}, False),
     ("solver-large", (1, 136, 172), (1088, 1376), {"mode": "solver"}, False),
     ("features", (384, 37, 37), (518, 518), {"mode": "gaussian", "num_iterations": 0}, False),
@@ -71,12 +72,43 @@ def _prepare(
     )
 
 
-WORKLOADS = tuple(
+def _prepare_solver(inputs: Inputs, training: bool) -> Prepared:
+    """Smooth noisy depths with weights along the edges of a photo; backward to depths and weights."""
+    scenes = [load_scene(name) for name in SCENES]
+    draw = torch.Generator().manual_seed(0)
+    given = []
+    for scene in scenes:
+        depth = scene.disparity[:, :1024, :1024] / 255
+        noisy, weight = depth + 0.1 * torch.randn(depth.shape, generator=draw), torch.rand(depth.shape, generator=draw)
+        guide = ph.features.opponent_colors(scene.color)[:, :1024, :1024]
+        leaves = (each.to(inputs.device).requires_grad_(training) for each in (noisy, weight[0]))
+        given.append((*leaves, guide.contiguous().to(inputs.device)))
+
+    def run(number: int) -> Any:
+        target, weight, guide = given[number % len(given)]
+        smooth = ph.bilateral_solver(target, guide, sample_weight=weight, sigma_color=SIGMA_COLOR)
+        return torch.autograd.grad(smooth.sum(), [target, weight]) if training else smooth
+
+    return Prepared(Contender(OURS, run), origin="scenes of Middlebury", num_inputs=len(given))
+
+
+WORKLOADS = (
+    *(
+        Workload(
+            f"upsample-{name}",
+            f"upsample {' x '.join(map(str, coarse))} to {' x '.join(map(str, size))}, {name.replace('-', ' ')}",
+            "any",
+            partial(_prepare, coarse=coarse, size=size, options=options, channels_last=channels_last),
+        )
+        for name, coarse, size, options, channels_last in CASES
+    ),
     Workload(
-        f"upsample-{name}",
-        f"upsample {' x '.join(map(str, coarse))} to {' x '.join(map(str, size))}, {name.replace('-', ' ')}",
+        "bilateral-solver", "bilateral solver, 1024 x 1024 depths", "any", partial(_prepare_solver, training=False)
+    ),
+    Workload(
+        "bilateral-solver-training",
+        "the same, forward and backward",
         "any",
-        partial(_prepare, coarse=coarse, size=size, options=options, channels_last=channels_last),
-    )
-    for name, coarse, size, options, channels_last in CASES
+        partial(_prepare_solver, training=True),
+    ),
 )
