@@ -84,9 +84,13 @@ def _run(given: argparse.Namespace, words: list[str]) -> None:
         configs = with_seeds(configs, given.seeds or (1 if given.smoke else experiment.seeds))
         for _ in run_rows(experiment, configs, options, _log, given.jobs):
             pass
+    results = experiment.read_results(output)
+    if not results:
+        raise InputError(f"output: there are no results of {experiment.name} in {output}; run the experiment first")
     kept = [word for word in words if word not in ("--resume", "--report-only")]
-    for page in experiment.report(experiment.read_results(output), options):
-        path = write_page(page, output, shlex.join(["python", "-m", "experiments", *kept]))
+    command = shlex.join(["python", "-m", "experiments", *([experiment.name] if experiment.as_table else kept)])
+    for page in experiment.report(results, options):
+        path = write_page(page, output, command, f"{experiment.name}.yaml" if experiment.as_table else "runs/")
         print("\n\n".join(map(str, page.tables)))
         print(f"wrote {path}", file=sys.stderr)
 

@@ -14,7 +14,15 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from experiments.report import Page
-from experiments.results import Result, describe_environment, parse_config, read_result, write_json
+from experiments.results import (
+    Result,
+    describe_environment,
+    parse_config,
+    read_result,
+    read_table,
+    write_json,
+    write_table,
+)
 from experiments.training import RunOptions, seed_everything
 from permutohedral.errors import InputError, PermutohedralError
 
@@ -38,6 +46,7 @@ class Experiment(Generic[Config]):
         report: makes pages from results of any rows.
         seeds: trainings of each row by default.
         actions: for `--first`: change the chosen rows before they run.
+        as_table: write all results to `NAME.csv` and `NAME.yaml`; by default one JSON file each.
     """
 
     name: str
@@ -46,6 +55,7 @@ class Experiment(Generic[Config]):
     report: Callable[[Sequence[Result], RunOptions], list[Page]]
     seeds: int = 1
     actions: Mapping[str, Callable[[list[Config], RunOptions, Log], list[Config]]] = field(default_factory=dict)
+    as_table: bool = False
 
     def read_rows(self) -> dict[str, Any]:
         """Return the content of `NAME.yaml`."""
@@ -68,22 +78,32 @@ class Experiment(Generic[Config]):
         configs = [parse_config(self.config, row) for row in [*chosen, *map(_read_yaml, files)]]
         return [shorten(config, content["smoke"]) for config in configs] if smoke else configs
 
-    def result_path(self, config: Config, folder: Path) -> Path:
-        """Return the path of the result of a row with its seed."""
-        return folder / "runs" / f"{config.name}-{config.seed}.json"
-
     def read_results(self, folder: Path) -> list[Result]:
         """Read all results in `folder`, in the order of the table.
 
         Raises:
-            InputError: there are none, or one cannot be read.
+            InputError: one cannot be read.
         """
-        results = [read_result(path) for path in sorted((folder / "runs").glob("*.json"))]
-        if not results:
-            raise InputError(f"output: there are no results in {folder / 'runs'}; run the experiment first")
+        table = folder / f"{self.name}.csv"
+        if self.as_table:
+            results = read_table(table) if table.exists() else []
+        else:
+            results = [read_result(path) for path in sorted((folder / "runs").glob("*.json"))]
+        return self._sort(results)
+
+    def _sort(self, results: Sequence[Result]) -> list[Result]:
         content = self.read_rows()
-        order = dict.fromkeys([*content["rows"], *content.get("more_rows", {}), *(result.name for result in results)])
-        return sorted(results, key=lambda result: (list(order).index(result.name), result.seed))
+        names = dict.fromkeys([*content["rows"], *content.get("more_rows", {}), *(result.name for result in results)])
+        order = {name: place for place, name in enumerate(names)}
+        return sorted(results, key=lambda result: (order[result.name], result.split, result.seed))
+
+    def write_result(self, result: Result, folder: Path) -> None:
+        """Write a result among those in `folder`; it replaces one of the same row, split and seed."""
+        if not self.as_table:
+            write_json(folder / "runs" / f"{result.name}-{result.seed}.json", result)
+            return
+        others = [other for other in self.read_results(folder) if other.key != result.key]
+        write_table(folder / f"{self.name}.csv", self._sort([*others, result]))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -132,8 +152,9 @@ def run_rows(
         PermutohedralError: a row failed; with several jobs after all others have ended.
     """
     waiting = []
+    finished_before = experiment.read_results(options.output) if options.resume else []
     for config in configs:
-        kept = _read_if_done(experiment, config, options) if options.resume else None
+        kept = next((result for result in finished_before if _is_result_of(result, config)), None)
         if kept is None:
             waiting.append(config)
         else:
@@ -149,33 +170,27 @@ def run_rows(
             failed.append(f"{config.name} with seed {config.seed}: {result}")
             log(f"{place}: failed")
         else:
+            experiment.write_result(result, options.output)
             log(f"{place}: done in {sum(result.seconds.values()):.0f} s")
             yield result
     if failed:
         raise PermutohedralError("; ".join(failed))
 
 
-def _read_if_done(experiment: Experiment[Config], config: Config, options: RunOptions) -> Result | None:
-    """Return the result of an earlier run with the same configuration."""
-    path = experiment.result_path(config, options.output)
-    if not path.is_file():
-        return None
-    result = read_result(path)
+def _is_result_of(result: Result, config: Any) -> bool:
     try:
         # settings added after the result was written had their default then
-        return result if parse_config(experiment.config, result.config) == config else None
+        return bool(parse_config(type(config), result.config) == config)
     except InputError:
-        return None
+        return False
 
 
 def run_row(experiment: Experiment[Config], config: Config, options: RunOptions) -> Result:
-    """Run one row and write its result."""
+    """Run one row."""
     seed_everything(config.seed)
     metrics, seconds = experiment.run(config, options)
     environment = describe_environment(options.device)
-    result = Result(experiment.name, config.name, asdict(config), metrics, config.seed, seconds, environment)
-    write_json(experiment.result_path(config, options.output), result)
-    return result
+    return Result(experiment.name, config.name, asdict(config), metrics, config.seed, seconds, environment)
 
 
 def _run_in_turn(

@@ -49,9 +49,9 @@ def short_commit(commit: str) -> str:
     """Shorten a commit for a table and keep its "+".
 
     >>> short_commit("0123456789abcdef0123456789abcdef01234567+")
-    '`012345678+`'
+    '012345678+'
     """
-    return f"`{commit[:9]}{'+' * commit.endswith('+')}`"
+    return f"{commit.rstrip('+')[:9]}{'+' * commit.endswith('+')}"
 
 
 def find_processor() -> str:
@@ -72,3 +72,15 @@ def name_machine(hardware: Mapping[str, Any]) -> str:
     'AMD EPYC, 2 cores'
     """
     return str(hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores")
+
+
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """Return the machine of a result, with the threads that a processor used.
+
+    >>> describe_machine({"hardware": {"processor": "AMD EPYC", "cores": 2}, "threads": 1})
+    'AMD EPYC, 2 cores, 1 thread(s)'
+    """
+    if "machine" in environment:
+        return str(environment["machine"])
+    name = name_machine(environment["hardware"])
+    return name if "gpu" in environment["hardware"] else f"{name}, {environment['threads']} thread(s)"

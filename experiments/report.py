@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.markdown import markdown_table
-from experiments.provenance import name_machine, short_commit
+from experiments.provenance import describe_machine, short_commit
 from experiments.results import Result, write_bytes
 from permutohedral.files.figure import new_figure, save_figure
 
@@ -56,7 +56,7 @@ WEIGHTS = Column("Weights", "metrics/weights", "{:,}")
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a line for each row of `results`.
+    """A table with a line for each row of `results`, which is its key.
 
     >>> results = [Result("a", "b", {"title": "B"}, {"psnr": value}, seed) for seed, value in enumerate((1.0, 2.0))]
     >>> print(Table([TITLE, Column("dB", "metrics/psnr", spread=" ± {:.1f}")], results))
@@ -70,11 +70,15 @@ class Table:
     caption: str = ""
     heading: str = ""
 
+    def markdown(self, keys: Sequence[str] | None = None) -> str:
+        """Return the lines with these keys, in this order. Default: all."""
+        rows = by_row(self.results)
+        cells = [[column.cell(rows[key]) for column in self.columns] for key in (rows if keys is None else keys)]
+        return markdown_table([column.title for column in self.columns], cells)
+
     def __str__(self) -> str:
-        rows = [[column.cell(runs) for column in self.columns] for runs in by_row(self.results).values()]
-        table = markdown_table([column.title for column in self.columns], rows)
         heading = f"## {self.heading}" if self.heading else ""
-        return "\n\n".join(part for part in (heading, self.caption, table) if part)
+        return "\n\n".join(part for part in (heading, self.caption, self.markdown()) if part)
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,8 @@ class Page:
     name: str = "report"
 
 
-def write_page(page: Page, folder: Path, command: str) -> Path:
-    """Write a page and its figures into `folder`, with the command that reproduces it."""
+def write_page(page: Page, folder: Path, command: str, settings: str = "runs/") -> Path:
+    """Write a page and its figures into `folder`, with the command that reproduces it and the place of its settings."""
     for name, (_, figure) in page.figures.items():
         save_figure(figure, folder / name)
     results = [result for table in page.tables for result in table.results]
@@ -109,7 +113,7 @@ def write_page(page: Page, folder: Path, command: str) -> Path:
         *map(str, page.tables),
         *page.notes,
         *(f"![{caption}]({name})" for name, (caption, _) in page.figures.items()),
-        f"Made with `{command}`. The settings of every row are in `runs/`.",
+        f"Made with `{command}`. The settings of every row are in `{settings}`.",
         provenance_table(results),
     ]
     path = folder / f"{page.name}.md"
@@ -121,19 +125,13 @@ def provenance_table(results: Sequence[Result]) -> str:
     """Return a table of time, machine and commit of every row."""
     lines = []
     for name, runs in by_row(results).items():
-        machines = dict.fromkeys(_machine(run.environment) for run in runs)
-        commits = dict.fromkeys(short_commit(run.environment["commit"]) for run in runs)
+        machines = dict.fromkeys(describe_machine(run.environment) for run in runs)
+        commits = dict.fromkeys(f"`{short_commit(run.environment['commit'])}`" for run in runs)
         seconds = statistics.mean(sum(run.seconds.values()) for run in runs)
         steps = mean_of(runs, "metrics/steps") or mean_of(runs, "config/training/steps")
         counts = [str(len({run.seed for run in runs})), f"{steps:,.0f}" if steps else "", f"{seconds:,.0f}"]
         lines.append([name, *counts, " and ".join(machines), " and ".join(commits)])
     return markdown_table(["Row", "Seeds", "Steps", "Seconds", "Machine", "Commit"], lines, text_columns=(0, 4, 5))
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    if "gpu" in environment["hardware"]:
-        return f"{environment['hardware']['gpu']}"
-    return f"{name_machine(environment['hardware'])}, {environment['threads']} thread(s)"
 
 
 def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:

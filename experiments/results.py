@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,12 +20,22 @@ import torch
 from torch import Tensor, nn
 
 import permutohedral as ph
-from experiments.provenance import find_commit, find_processor
+from experiments.provenance import describe_machine, find_commit, find_processor, short_commit
 from permutohedral.errors import InputError, StorageError
 from permutohedral.files.atomic import replacing, write_bytes
 from permutohedral.version import __version__
 
-__all__ = ["FORBID_EXTRA", "Result", "parse_config", "read_result", "replacing", "write_bytes", "write_json"]
+__all__ = [
+    "FORBID_EXTRA",
+    "Result",
+    "parse_config",
+    "read_result",
+    "read_table",
+    "replacing",
+    "write_bytes",
+    "write_json",
+    "write_table",
+]
 
 Config = TypeVar("Config")
 
@@ -30,6 +43,10 @@ Config = TypeVar("Config")
 FORBID_EXTRA = pydantic.ConfigDict(extra="forbid")
 
 _PACKAGES = ("numpy", "torch", "triton")
+
+_COLUMNS = ("row", "seed", "split", "metric", "value", "seconds", "commit", "machine", "settings")
+# parts of a configuration that change no figure
+_PRESENTATION = ("title", "paper")
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,16 @@ class Result:
     seed: int
     seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def split(self) -> str:
+        """Return "test", or the split on which a row with a setting `split` was evaluated."""
+        return str(self.config.get("split", "test"))
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Return what no other result of the experiment shares: row, split and seed."""
+        return self.name, self.split, self.seed
 
 
 def parse_config(kind: type[Config], content: object) -> Config:
@@ -110,6 +137,86 @@ def read_result(path: Path) -> Result:
         return Result(**{entry.name: content[entry.name] for entry in fields(Result)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a result of this version: {error!r}; run the row again") from error
+
+
+def hash_settings(config: Mapping[str, Any]) -> str:
+    """Return eight digits that stand for the settings of a row, whatever its title.
+
+    >>> hash_settings({"scale": 1.0}) == hash_settings({"scale": 1.0, "title": "PCNN"}) != hash_settings({"scale": 2.0})
+    True
+    """
+    content = {name: value for name, value in config.items() if name not in _PRESENTATION}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def write_table(path: Path, results: Sequence[Result]) -> None:
+    """Write results as CSV, a line for each metric, and the settings of their rows as YAML next to it.
+
+    Args:
+        path: of the CSV file; the YAML file has its name.
+        results: whose metrics are numbers, possibly nested.
+    """
+    import yaml
+
+    buffer, settings = io.StringIO(), {}
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for result in results:
+        config = {name: value for name, value in json.loads(json.dumps(result.config)).items() if name != "seed"}
+        digest = hash_settings(config)
+        settings[digest] = config
+        seconds = round(sum(result.seconds.values()), 1)
+        commit, machine = short_commit(result.environment["commit"]), describe_machine(result.environment)
+        for metric, value in _flatten(result.metrics):
+            place = [result.name, result.seed, result.split, metric]
+            writer.writerow([*place, _round(value), seconds, commit, machine, digest])
+    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    # the settings come first, so that a killed process leaves no result without its settings
+    write_bytes(path.with_suffix(".yaml"), text.encode())
+    write_bytes(path, buffer.getvalue().encode())
+
+
+def read_table(path: Path) -> list[Result]:
+    """Read what `write_table` wrote.
+
+    Raises:
+        InputError: a file cannot be read, or holds something else.
+    """
+    import yaml
+
+    found: dict[tuple[str, str, int], Result] = {}
+    try:
+        settings = yaml.safe_load(path.with_suffix(".yaml").read_text())
+        for line in csv.DictReader(path.read_text().splitlines()):
+            seed, digest = int(line["seed"]), line["settings"]
+            environment = {"commit": line["commit"], "machine": line["machine"]}
+            config, seconds = settings[digest] | {"seed": seed}, {"total": float(line["seconds"])}
+            result = Result(path.stem, line["row"], config, {}, seed, seconds, environment)
+            place: Any = found.setdefault(result.key, result).metrics
+            *outer, last = line["metric"].split("/")
+            for name in outer:
+                place = place.setdefault(name, {})
+            place[last] = _parse_number(line["value"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise InputError(f"{path} is not a table of results with its YAML: {error!r}; run the rows again") from error
+    return list(found.values())
+
+
+def _flatten(metrics: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{outer}{name}/")
+        else:
+            yield f"{outer}{name}", value
+
+
+def _round(value: float) -> float:
+    """Round to seven significant digits; integers stay."""
+    return int(value) if isinstance(value, int) else float(f"{value:.7g}")
+
+
+def _parse_number(text: str) -> float:
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def weights_path(config: Any, folder: Path, suffix: str = "") -> Path:

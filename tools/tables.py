@@ -2,6 +2,7 @@
 
 A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is an entry of `BENCHMARKS`, or
 `results/PATH.md#Heading`: the first table below that heading of a report. `#Heading: A; B` shows the rows A and B only.
+For `results/NAME.csv#Heading` the table is made from the results of an experiment; its rows A and B are names of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import readme
 
 from experiments.markdown import markdown_table
+from experiments.registry import load_experiment
+from experiments.training import RunOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -65,9 +68,22 @@ def render(name: str) -> str:
             return benchmark_table(*BENCHMARKS[name])
         path, _, rest = name.partition("#")
         heading, _, titles = rest.partition(": ")
-        return report_table((ROOT / path).read_text(), heading, titles.split("; ") if titles else None)
+        rows = titles.split("; ") if titles else None
+        if path.endswith(".csv"):
+            return experiment_table(ROOT / path, heading, rows)
+        return report_table((ROOT / path).read_text(), heading, rows)
     except FileNotFoundError:
         return "*This has not been measured yet.*"
+
+
+def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
+    """Return the table with this heading, all rows or those with these names, from the results of an experiment."""
+    experiment = load_experiment(path.stem)
+    results = experiment.read_results(path.parent)
+    if not results:
+        raise FileNotFoundError(path)
+    tables = [table for page in experiment.report(results, RunOptions(path.parent)) for table in page.tables]
+    return next(table for table in tables if table.heading == heading).markdown(rows)
 
 
 def report_table(text: str, heading: str, titles: list[str] | None = None) -> str:

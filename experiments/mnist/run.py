@@ -225,7 +225,7 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         "given share of samples over pixels: mean over the seeds ± sample standard deviation (the paper's)."
     )
     table = Table([Column("Network", "config/title", "{}"), *accuracies], results)
-    return [Page("MNIST from scattered samples", text, [table])]
+    return [Page("MNIST from scattered samples", text, [table], name="mnist")]
 
 
-EXPERIMENTS = {"mnist": Experiment("mnist", MnistConfig, run, report, seeds=3)}
+EXPERIMENTS = {"mnist": Experiment("mnist", MnistConfig, run, report, seeds=3, as_table=True)}

@@ -15,7 +15,7 @@ from experiments import training
 from experiments.__main__ import main
 from experiments.experiment import run_row, shorten, with_seeds
 from experiments.registry import REGISTRY, load_experiment
-from experiments.results import parse_config, read_result, read_weights
+from experiments.results import parse_config, read_weights, write_table
 from experiments.training import RunOptions, TrainingSettings
 from permutohedral.errors import InputError, PermutohedralError
 
@@ -49,12 +49,36 @@ def test_every_row_parses_and_can_be_shortened(name: str) -> None:
 def test_published_results_belong_to_rows(name: str) -> None:
     experiment = load_experiment(name)
     content = experiment.read_rows()
-    results = experiment.read_results(RESULTS / name)
+    folder = RESULTS if experiment.as_table else RESULTS / name
+    results = experiment.read_results(folder)
+    if not results:
+        pytest.skip("not measured yet")
     assert {result.name for result in results} <= {*content["rows"], *content.get("more_rows", {})}
-    pages = experiment.report(results, RunOptions(RESULTS / name))
+    pages = experiment.report(results, RunOptions(folder))
     for page in pages:
-        published = (RESULTS / name / f"{page.name}.md").read_text()
+        published = (folder / f"{page.name}.md").read_text()
         assert all(str(table) in published for table in page.tables)
+
+
+@pytest.mark.parametrize("name", [name for name in REGISTRY if load_experiment(name).as_table])
+def test_published_tables_have_the_settings_of_today(name: str, tmp_path: Path) -> None:
+    experiment = load_experiment(name)
+    results = experiment.read_results(RESULTS)
+    if not results:
+        pytest.skip("not measured yet")
+    for result in results:
+        assert len(result.environment["commit"]) == 9, "a commit with changes"
+        stored = parse_config(experiment.config, result.config)
+        if result.split == "test":
+            [today] = experiment.choose_rows([result.name])
+            assert stored == replace(today, seed=result.seed)
+    for kind in ("csv", "yaml"):
+        (tmp_path / f"{name}.{kind}").write_bytes((RESULTS / f"{name}.{kind}").read_bytes())
+    # reading and writing changes nothing, and the page is made from these two files
+    write_table(tmp_path / f"{name}.csv", experiment.read_results(tmp_path))
+    assert main([name, "--report-only", "--output", str(tmp_path)]) == 0
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (RESULTS / path.name).read_bytes(), path.name
 
 
 @pytest.mark.slow
@@ -67,7 +91,8 @@ def test_a_smoke_run_leaves_results_and_a_report(name: str, tmp_path: Path, caps
     printed = capsys.readouterr()
     titles = [config.title for config in load_experiment(name).choose_rows(rows)]
     assert all(title in printed.out for title in titles)
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"{row}-0.json" for row in rows}
+    results = load_experiment(name).read_results(tmp_path)
+    assert [(result.name, result.seed) for result in results] == [(row, 0) for row in rows]
     assert list(tmp_path.glob("*.md"))
     assert not list(tmp_path.rglob("*.partial*"))
     assert main([name, "--smoke", "--resume", *chosen, *place]) == 0
@@ -120,9 +145,9 @@ def test_rows_in_parallel_give_the_same_results(tmp_path: Path, capsys: pytest.C
     place = ["--smoke", "--data", str(data_folder("bsds500")), "--device", "cpu", "--row", "noisy", "--row", "cnn"]
     assert main(["denoising", *place, "--output", str(tmp_path / "one")]) == 0
     assert main(["denoising", *place, "--output", str(tmp_path / "two"), "--jobs", "2"]) == 0
-    for row in ("noisy", "cnn"):
-        one, two = (read_result(tmp_path / folder / "runs" / f"{row}-0.json") for folder in ("one", "two"))
-        assert one.metrics == two.metrics
+    one, two = (load_experiment("denoising").read_results(tmp_path / folder) for folder in ("one", "two"))
+    assert [(result.name, result.metrics) for result in one] == [(result.name, result.metrics) for result in two]
+    assert [result.name for result in one] == ["noisy", "cnn"]
     assert "failed" not in capsys.readouterr().err
 
 
@@ -142,7 +167,7 @@ def test_the_list_needs_no_torch() -> None:
         (["denoising", "--config", "absent.yaml"], "config: cannot read absent.yaml"),
         (["denoising", "--data", "absent", "--row", "noisy"], "point --data"),
         (["denoising", "--first", "time_steps"], "it has cross_validate"),
-        (["mnist", "--report-only"], "there are no results in"),
+        (["mnist", "--report-only"], "there are no results of mnist in"),
     ],
 )
 def test_rejects_wrong_arguments(

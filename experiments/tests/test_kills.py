@@ -42,13 +42,15 @@ def finished_files(output: Path) -> list[Path]:
 
 
 def left_behind(output: Path) -> dict[str, Any]:
-    """Return the metrics, the weights to the bit, and the names of other files."""
+    """Return the values, the weights to the bit, and the names of other files."""
     found: dict[str, Any] = {}
     for path in finished_files(output):
         name = path.relative_to(output).as_posix()
         found[name] = path.read_bytes() if path.suffix == ".safetensors" else None
         if path.suffix == ".json":
             found[name] = json.loads(path.read_text())["metrics"]
+        if path.suffix == ".csv":
+            found[name] = [line.split(",")[:5] for line in path.read_text().splitlines()]
     return found
 
 

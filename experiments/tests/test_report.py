@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.report import TITLE, WEIGHTS, Column, Page, Table, write_page
-from experiments.results import Result, read_result, write_json
+from experiments.report import TITLE, WEIGHTS, Column, Page, Table, provenance_table, write_page
+from experiments.results import Result, read_result, read_table, write_json, write_table
 from permutohedral.errors import InputError
 
 
 def result(name: str = "row", seed: int = 0, **metrics: object) -> Result:
     environment = {"commit": "0" * 40, "hardware": {"processor": "P", "cores": 2}, "threads": 1}
-    config = {"title": name.title(), "paper": [0.5, None], "training": {"steps": 1500}}
+    config = {"name": name, "title": name.title(), "paper": [0.5, None], "training": {"steps": 1500}}
     return Result("made", name, config, metrics, seed, {"training": 2.0}, environment)
 
 
@@ -60,3 +61,28 @@ def test_results_are_read_as_written(tmp_path: Path) -> None:
         (tmp_path / "other.json").write_text(content)
         with pytest.raises(InputError, match="not a result"):
             read_result(tmp_path / "other.json")
+
+
+def test_a_table_of_results_is_read_as_written(tmp_path: Path) -> None:
+    runs = [result(seed=1, error={"a, b": 1 / 3, "deep": {"c": 2}}, weights=3), result("other", error=1e-9)]
+    runs.append(replace(runs[0], config=dict(runs[0].config) | {"split": "validation"}))
+    write_table(tmp_path / "made.csv", runs)
+    read = read_table(tmp_path / "made.csv")
+    assert [each.key for each in read] == [("row", "test", 1), ("other", "test", 0), ("row", "validation", 1)]
+    assert read[0].metrics == {"error": {"a, b": 0.3333333, "deep": {"c": 2}}, "weights": 3}
+    assert read[0].config == {**runs[0].config, "seed": 1}
+    assert provenance_table(read) == provenance_table(runs)
+    lines = (tmp_path / "made.csv").read_text().splitlines()
+    assert lines[0] == "row,seed,split,metric,value,seconds,commit,machine,settings"
+    assert lines[1].startswith('row,1,test,"error/a, b",0.3333333,2.0,000000000,"P, 2 cores, 1 thread(s)",')
+    for kind in ("csv", "yaml"):
+        content = (tmp_path / f"made.{kind}").read_text()
+        (tmp_path / f"made.{kind}").write_text(content.replace(lines[1][-8:], "?" * 8))
+        with pytest.raises(InputError, match="not a table of results"):
+            read_table(tmp_path / "made.csv")
+        (tmp_path / f"made.{kind}").write_text(content)
+
+
+def test_tables_choose_rows_by_name() -> None:
+    table = Table([TITLE], [*RUNS, result("other", a=5.0)])
+    assert table.markdown(["other", "row"]).splitlines()[2:] == ["| Other |", "| Row |"]
