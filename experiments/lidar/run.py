@@ -22,22 +22,22 @@ from torch import Tensor, nn
 from experiments.data.lidar import CLASSES, PlaceName, halve, load_scan
 from experiments.experiment import Experiment, Log
 from experiments.lidar.networks import SegmentationModel, build_network
-from experiments.markdown import markdown_table
-from experiments.report import WEIGHTS, Column, Page, Table, by_row
-from experiments.results import FORBID_EXTRA, Result, describe_environment, weights_path, write_json, write_weights
-from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
-from permutohedral.errors import InputError
-from permutohedral.files.cloud_scenes import (
+from experiments.lidar.scenes import (
     UNKNOWN,
     VALUE_CHANNELS,
     Above,
     Cropping,
     Scene,
-    classify_points,
     crop_loss,
     draw_crops,
     make_scene,
 )
+from experiments.markdown import markdown_table
+from experiments.report import WEIGHTS, Column, Page, Table, by_row
+from experiments.results import FORBID_EXTRA, Result, describe_environment, weights_path, write_json, write_weights
+from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
+from permutohedral.errors import InputError
+from permutohedral.files.cloud_tiles import classify_points
 
 # trained on its west half, tested on its east half
 HALVED: PlaceName = "zurich"
@@ -168,7 +168,7 @@ def evaluate(network: nn.Module, scene: Scene, device: torch.device) -> dict[str
     Points whose class is unknown are seen but not counted.
     """
     assert scene.labels is not None
-    guesses = classify_points(network, scene, device)
+    guesses = classify_points(network, scene.positions, scene.values(), device)
     counted = scene.labels != UNKNOWN
     pairs = scene.labels[counted] * len(CLASSES) + guesses[counted]
     confusion = torch.bincount(pairs, minlength=len(CLASSES) ** 2).view(len(CLASSES), -1)

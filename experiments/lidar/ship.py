@@ -6,9 +6,16 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.lidar.run import EXPERIMENTS, build_model
+from experiments.data.lidar import CLASSES
+from experiments.lidar.run import EXPERIMENTS
+from experiments.lidar.scenes import VALUE_CHANNELS
 from experiments.results import read_weights, weights_path
-from permutohedral.files.cloud_models import STANDARD_CLASSES, Description, save_segmenter
+from permutohedral.models import PointSegmenter
+
+# numbers of the classes in the LAS standard
+_NUMBERS = (2, 5, 6)
+# first and last layer that read the values
+_ENTER, _HEAD = "network.encoder.enter.weight", "network.head.0.weight"
 
 
 def main() -> None:
@@ -21,10 +28,15 @@ def main() -> None:
     arguments = parser.parse_args()
     [config] = EXPERIMENTS["lidar"].choose_rows([arguments.row])
     config = replace(config, seed=arguments.seed)
-    network = build_model(config)
-    network.load_state_dict(read_weights(weights_path(config, arguments.folder)))
-    description = Description(dict(config.options), STANDARD_CLASSES, config.above)
-    save_segmenter(network.eval(), description, arguments.output)
+    weights = read_weights(weights_path(config, arguments.folder))
+    if config.above != "nothing":
+        parser.error(f"--row {arguments.row} reads heights; pass a row of positions alone")
+    # without the channels of the heights, which are zero
+    weights[_ENTER] = weights[_ENTER][:, VALUE_CHANNELS:]
+    weights[_HEAD] = weights[_HEAD][:, :-VALUE_CHANNELS]
+    network = PointSegmenter(0, dict(zip(CLASSES, _NUMBERS, strict=True)), **config.options)
+    network.load_state_dict(weights)
+    network.save(arguments.output)
 
 
 if __name__ == "__main__":

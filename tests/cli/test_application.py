@@ -65,7 +65,7 @@ def test_every_command_has_an_example_and_names_its_extras(command: list[str]) -
     [
         *[(["image", name], f"{name}_image") for name in ("filter", "denoise", "segment", "colorize")],
         *[(["image", name], f"{name}_map") for name in ("upsample", "solve")],
-        *[(["cloud", name], f"{name}_cloud") for name in ("smooth", "segment", "train")],
+        *[(["cloud", name], f"{name}_cloud") for name in ("smooth", "segment")],
         (["array", "filter"], "filter_array"),
     ],
 )
@@ -80,7 +80,7 @@ def test_defaults_are_those_of_the_function(command: list[str], function: str) -
         assert option.required or str(option.default) == str(expected), option.name
 
 
-@pytest.mark.parametrize("command", [["image", "filter"], ["image", "denoise"], ["cloud", "train"]])
+@pytest.mark.parametrize("command", [["image", "filter"], ["image", "denoise"]])
 def test_names_the_missing_output(command: list[str]) -> None:
     result = CliRunner().invoke(application, [*command, "photo.jpg"])
     assert result.exit_code == 2
@@ -89,7 +89,7 @@ def test_names_the_missing_output(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("filter", "Did you mean 'image filter' or 'array filter'?"), ("train", "Did you mean 'cloud train'?")],
+    [("filter", "Did you mean 'image filter' or 'array filter'?"), ("smooth", "Did you mean 'cloud smooth'?")],
 )
 def test_names_the_group_of_a_command(typed: str, meant: str) -> None:
     result = CliRunner().invoke(application, [typed, "photo.jpg", "out.png"])
@@ -104,7 +104,6 @@ def test_names_the_group_of_a_command(typed: str, meant: str) -> None:
         ("segment_image", "image segment a.png l.png b.png", "; the same command with --resume continues"),
         ("filter_array", "array filter a.zarr b.zarr", "; the same command with --resume continues"),
         ("smooth_cloud", "cloud smooth a.laz b.laz", "; the same command with --resume continues"),
-        ("train_cloud", "cloud train a.laz b.safetensors", "; the same command with --resume continues"),
     ],
 )
 def test_ctrl_c_names_resume(function: str, arguments: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:

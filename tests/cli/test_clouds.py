@@ -1,4 +1,4 @@
-"""`permutohedral cloud smooth`, `segment` and `train`."""
+"""`permutohedral cloud smooth` and `segment`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from typer.testing import CliRunner
 import permutohedral as ph
 from permutohedral.cli.application import application
 from permutohedral.files.cloud_formats import read_cloud
-from permutohedral.files.cloud_models import STANDARD_CLASSES, Description, save_segmenter
+from permutohedral.models import PointSegmenter
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     positions, labels = make_town(800)
     np.savez(tmp_path / "town.npz", positions=positions.numpy(), classification=labels.numpy())
-    description = Description({"channels": [4]}, STANDARD_CLASSES)
     torch.manual_seed(0)
-    network = description.build()
+    network = PointSegmenter(0, {"ground": 2, "vegetation": 5, "building": 6}, channels=(4,))
     # always building
-    torch.nn.init.zeros_(network.network.head[-1].weight)  # type: ignore[union-attr,index]
     with torch.no_grad():
-        network.network.head[-1].bias.copy_(torch.tensor([0.0, 0.0, 1.0]))  # type: ignore[union-attr,index]
-    save_segmenter(network, description, tmp_path / "network.safetensors")
+        weight, bias = network.network.head[-1].parameters()
+        weight.zero_()
+        bias.copy_(torch.tensor([0.0, 0.0, 1.0]))
+    network.save(tmp_path / "network.safetensors")
+    PointSegmenter(2, 3, channels=(4,)).save(tmp_path / "values.safetensors")
     return tmp_path
 
 
@@ -64,6 +65,7 @@ def test_reports_mistakes_and_leaves_no_files(folder: Path) -> None:
         (("town.npz", "out.laz"), "must have the format of"),
         (("nothing.npz", "out.npz"), "cannot read the point cloud"),
         (("town.npz", "out.npz", "--model", "nothing.safetensors"), "cannot read the model"),
+        (("town.npz", "out.npz", "--model", "values.safetensors"), "reads 2 values of each point"),
         (("town.npz", "out.npz", "--image", "above.txt"), "its ending must be one of"),
         (("town.npz", "town.npz"), "the result would overwrite"),
         (("town.npz", "out.npz", "--device", "tpu"), "pass auto, cpu or cuda"),
@@ -73,23 +75,6 @@ def test_reports_mistakes_and_leaves_no_files(folder: Path) -> None:
         assert code == 1
         assert message in errors
     assert not list(folder.glob("out*"))
-
-
-def test_trains_and_segments(folder: Path) -> None:
-    command = ["cloud", "train", folder / "town.npz", folder / "own.safetensors", "--steps", 1, "--crops", 1]
-    code, _, errors = invoke(*command, "--class", "low=2", "--class", "high=5,6", "--device", "cpu")
-    assert code == 0, errors
-    assert "% of the classified training points are right" in errors
-    code, out, _ = invoke("cloud", "segment", folder / "town.npz", folder / "out.npz", "--model", command[3], "--json")
-    assert code == 0
-    assert sum(json.loads(out).values()) == 800
-    code, _, errors = invoke(*command, "--class", "low")
-    assert code == 1
-    assert "pass NAME=NUMBERS" in errors
-    for seed in (-1, 2**32):
-        code, _, errors = invoke(*command, "--seed", seed)
-        assert code == 2
-        assert "Invalid value for '--seed'" in errors
 
 
 def test_smooths_a_field(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`files.smooth_cloud` and `files.train_cloud`: results, atomic output, resuming. `cli/test_clouds.py` segments."""
+"""`files.smooth_cloud`: results, atomic output, resuming. `cli/test_clouds.py` segments."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import relative_error
-from town import make_town
 
 import permutohedral as ph
-from permutohedral.errors import DataError, InputError, StorageError
-from permutohedral.files import smooth_cloud, train_cloud
+from permutohedral.errors import DataError, InputError
+from permutohedral.files import smooth_cloud
 from permutohedral.files.cloud_formats import read_cloud
-from permutohedral.files.cloud_models import load_segmenter
-from permutohedral.files.cloud_scenes import Cropping
 
 pytest.importorskip("laspy", reason="laspy is not installed")
 pytest.importorskip("dask.array", reason="Dask is not installed")
@@ -200,70 +196,3 @@ def test_smooths_fields_of_many_digits(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, np.asarray(scan[field]), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match=r"field is 'normal', .*pass position, intensity"):
         smooth_cloud(path, tmp_path / "out.las", sigma_space=2.0, field="normal")
-
-
-@pytest.fixture
-def town(tmp_path: Path) -> Path:
-    positions, labels = make_town(1500)
-    np.savez(tmp_path / "town.npz", positions=positions.numpy(), classification=labels.numpy())
-    return tmp_path / "town.npz"
-
-
-def train(town: Path, name: str, num_steps: int, **options: Any) -> dict[str, torch.Tensor]:
-    """Train on small crops, and return the weights."""
-    path = town.with_name(f"{name}.safetensors")
-    settings: dict[str, Any] = {"classes": CLASSES, "num_crops": 1, "cropping": Cropping(20.0, 30.0, points=500)}
-    accuracy = train_cloud(town, path, num_steps=num_steps, device="cpu", **{**settings, **options})
-    assert 0 <= accuracy <= 1
-    network, description = load_segmenter(path)
-    assert [each.name for each in description.classes] == list(CLASSES)
-    return network.state_dict()
-
-
-def test_training_starts_from_other_weights(town: Path) -> None:
-    trained = train(town, "first", 2)
-    start = town.with_name("first.safetensors")
-    again, fresh = train(town, "again", 1, start=start), train(town, "fresh", 1, seed=1)
-    name = "network.head.0.weight"
-    assert relative_error(again[name], trained[name]) < 0.5 * relative_error(fresh[name], trained[name])
-    with pytest.raises(InputError, match="has 2 classes; pass a model with 3"):
-        train(town, "three", 1, start=start, classes={"low": (2,), "middle": (5,), "high": (6,)})
-
-
-def test_resumed_training_equals_an_uninterrupted_one(town: Path) -> None:
-    straight = train(town, "straight", 4)
-    with pytest.raises(Interruption):
-        train(town, "resumed", 4, progress=stop_after(2))
-    assert not town.with_name("resumed.safetensors").exists()
-    with pytest.raises(InputError, match="these differ: seed;"):
-        train(town, "resumed", 4, seed=1, resume=True)
-    steps: list[float] = []
-    resumed = train(town, "resumed", 4, resume=True, progress=lambda done, *_: steps.append(done))
-    assert steps == [3, 4]
-    assert all(torch.equal(tensor, straight[name]) for name, tensor in resumed.items())
-    town.with_name("resumed.safetensors.checkpoint").write_bytes(b"damaged")
-    with pytest.raises(StorageError, match="cannot read the checkpoint"):
-        train(town, "resumed", 5, resume=True)
-    with pytest.warns(UserWarning, match=r"resumed.safetensors.checkpoint, .* is overwritten; resume would continue"):
-        train(town, "resumed", 1)
-
-
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        ({"road": (11,)}, "no points of the classes road"),
-        ({"a": (2,), "b": (11,)}, "contain b, which has no points"),
-        ({"a": (2,), "b": (2,)}, "the number 2 twice"),
-    ],
-)
-def test_training_rejects_bad_classes(town: Path, classes: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        train(town, "model", 1, classes=classes)
-
-
-def test_training_rejects_bad_files(town: Path) -> None:
-    with pytest.raises(InputError, match=r"ends with \.safetensors"):
-        train_cloud([town], town.with_name("model.bin"))
-    np.savez(town, positions=make_town(50)[0].numpy())
-    with pytest.raises(InputError, match="no classified points"):
-        train(town, "model", 1)

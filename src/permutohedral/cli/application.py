@@ -143,7 +143,7 @@ def _describe_backends() -> dict[str, Any]:
 
 
 application.add_typer(images.image, name="image", help="Filter, denoise, segment, upsample and color images.")
-application.add_typer(clouds.cloud, name="cloud", help="Smooth, segment and learn point clouds.")
+application.add_typer(clouds.cloud, name="cloud", help="Smooth and segment point clouds.")
 application.add_typer(arrays.array, name="array", help="Filter arrays of any size.")
 application.command()(playground)
 application.command()(demo)

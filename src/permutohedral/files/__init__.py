@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from permutohedral.files.arrays import filter_array as filter_array
     from permutohedral.files.clouds import segment_cloud as segment_cloud
     from permutohedral.files.clouds import smooth_cloud as smooth_cloud
-    from permutohedral.files.clouds import train_cloud as train_cloud
     from permutohedral.files.images import denoise_image as denoise_image
     from permutohedral.files.images import filter_image as filter_image
     from permutohedral.files.maps import colorize_image as colorize_image
@@ -31,7 +30,6 @@ _MODULES = {
     "FilteredArray": "arrays",
     "smooth_cloud": "clouds",
     "segment_cloud": "clouds",
-    "train_cloud": "clouds",
 }
 
 # modules and their extras of the package

@@ -1,26 +1,21 @@
-"""Point clouds from file to file: smooth laser scans, classify points, train networks that classify."""
+"""Point clouds from file to file: smooth laser scans, classify points."""
 
 from __future__ import annotations
 
-import io
-import json
-import math
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from permutohedral.errors import DataError, InputError, StorageError
-from permutohedral.files import cloud_formats, cloud_models, cloud_scenes
-from permutohedral.files.atomic import replacing, write_bytes
-from permutohedral.files.cloud_scenes import Cropping, Scene
-from permutohedral.files.partial import PartialStore, check_settings
+from permutohedral.errors import DataError, InputError
+from permutohedral.files import cloud_formats
+from permutohedral.files.atomic import replacing
+from permutohedral.files.cloud_tiles import classify_points
+from permutohedral.files.partial import PartialStore
 from permutohedral.files.settings import (
     Progress,
     check_not_overwritten,
@@ -32,6 +27,7 @@ from permutohedral.files.settings import (
 )
 from permutohedral.files.tasks import TaskPool, open_pool
 from permutohedral.files.tiling import cast_rounded, working_dtype
+from permutohedral.models import PointSegmenter
 
 # value of `field` for the coordinates
 _POSITION = "position"
@@ -39,9 +35,6 @@ _POSITION = "position"
 _MEASURED = ("intensity", "scan_angle", "scan_angle_rank", "gps_time", "red", "green", "blue", "nir")
 # larger chunks take more memory and are not faster
 _MAX_CHUNK_POINTS = 2_000_000
-# of the experiment's lattice U-Net
-_NETWORK_OPTIONS = {"channels": [16, 24, 40, 48], "step": 0.7, "between": "linear"}
-_LEARNING_RATE, _WARMUP_STEPS = 0.003, 50
 
 
 def smooth_cloud(
@@ -278,7 +271,8 @@ def segment_cloud(
     Args:
         input: `.laz`, `.las`, `.ply` or `.npz` file, in meters, the last coordinate up.
         output: file of the same format to write. An existing file is replaced, except the input.
-        model: model that `train_cloud` wrote; default: ground, vegetation and building in airborne scans.
+        model: file that `PointSegmenter.save` wrote, of a network of positions alone; default: ground, vegetation and
+            building in airborne scans.
         image: draw the classes from above into this file; the suffix selects the format.
         device: "auto", "cpu" or "cuda".
         progress: called with the number of classified points, their total, and the stage.
@@ -299,192 +293,28 @@ def segment_cloud(
 
         check_ending(to_path("image", image))
     where = choose_device(device)
-    network, description = cloud_models.load_segmenter(None if model is None else to_path("model", model))
-    cloud = cloud_formats.read_cloud(input)
-    scene = cloud_scenes.make_scene(cloud.positions, above=description.above)
+    network = PointSegmenter.from_pretrained(None if model is None else to_path("model", model))
+    if network.network.in_channels:
+        raise InputError(
+            f"model {model} reads {network.network.in_channels} values of each point, which files lack; pass a network "
+            "of positions alone, PointSegmenter(0, ...)"
+        )
+    positions = cloud_formats.read_cloud(input).positions
+    if len(positions):
+        positions = positions - (positions.amin(dim=0) + positions.amax(dim=0)) / 2
+    near = positions.float()
 
     def report(done: int) -> None:
         if progress is not None:
-            progress(done, len(cloud.positions), f"classifying {input.name}")
+            progress(done, len(near), f"classifying {input.name}")
 
-    classes = cloud_scenes.classify_points(network.to(where), scene, where, progress=report)
-    numbers = torch.tensor([each.numbers[-1] for each in description.classes], dtype=torch.uint8)
+    classes = classify_points(network.to(where), near, near.new_zeros(len(near), 0), where, progress=report)
+    numbers = torch.tensor(list(network.classes.values()), dtype=torch.uint8)
     with replacing(output) as partial:
         cloud_formats.copy_with_labels(input, partial, numbers[classes.cpu()])
-    names = [each.name for each in description.classes]
+    names = list(network.classes)
     if image is not None:
         from permutohedral.files.figure import draw_from_above
 
-        draw_from_above(scene.positions, classes, names, Path(image))
+        draw_from_above(near, classes, names, Path(image))
     return dict(zip(names, torch.bincount(classes, minlength=len(names)).tolist(), strict=True))
-
-
-def train_cloud(
-    inputs: str | Path | Sequence[str | Path],
-    output: str | Path,
-    *,
-    classes: Mapping[str, Sequence[int]] | None = None,
-    num_steps: int = 1500,
-    num_crops: int = 8,
-    start: str | Path | None = None,
-    cropping: Cropping | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    resume: bool = False,
-    progress: Progress | None = None,
-) -> float:
-    """Train a network for `segment_cloud` on classified point clouds, and write it atomically.
-
-    Points of other classes are part of the input but do not count. The last state is kept in `OUTPUT.checkpoint`, to
-    resume an interrupted training, or to extend one with more steps.
-
-    Args:
-        inputs: one or several classified `.laz`, `.las`, `.ply` or `.npz` files, in meters.
-        output: `.safetensors` file to write.
-        classes: class numbers in the files by name; `segment_cloud` writes the last of each. Default: ground (2),
-            vegetation (3, 4, 5) and building (6).
-        num_steps: updates of the weights.
-        num_crops: crops per step.
-        start: model to start from, with as many classes; default: random weights.
-        cropping: how crops are cut out and augmented; default: `Cropping()`.
-        seed: of weights and crops.
-        device: "auto", "cpu" or "cuda".
-        resume: whether to continue from the checkpoint.
-        progress: called with the number of finished steps, their total, and the stage.
-
-    Returns:
-        the share of classified training points that the network gets right.
-
-    Raises:
-        InputError: an argument does not fit, or a class has no points.
-        DataError: a file cannot be read.
-        StorageError: a file cannot be written, or the checkpoint is damaged.
-    """
-    given = [inputs] if isinstance(inputs, str | Path) else inputs
-    paths, output = [to_path("inputs", each) for each in given], to_path("output", output)
-    if output.suffix != ".safetensors":
-        raise InputError(f"output is {output}; pass a name that ends with .safetensors")
-    for name, number in (("num_steps", num_steps), ("num_crops", num_crops)):
-        if number < 1:
-            raise InputError(f"{name} is {number}; pass at least 1")
-    if not paths:
-        raise InputError("inputs are empty; pass at least one file")
-    for path in paths:
-        cloud_formats.check_format(path)
-    where, cropping = choose_device(device), cropping or Cropping()
-    chosen: tuple[cloud_models.PointClass, ...] = cloud_models.STANDARD_CLASSES
-    if classes is not None:
-        chosen = tuple(cloud_models.PointClass(name, tuple(numbers)) for name, numbers in classes.items())
-    torch.manual_seed(seed)
-    if start is None:
-        description = cloud_models.Description(_NETWORK_OPTIONS, chosen)
-        network = description.build()
-    else:
-        network, description = cloud_models.load_segmenter(to_path("start", start))
-        if len(description.classes) != len(chosen):
-            raise InputError(f"start {start} has {len(description.classes)} classes; pass a model with {len(chosen)}")
-        description = replace(description, classes=chosen)
-    scenes = [scene.to(where) for scene in _read_scenes(paths, description)]
-    settings = {
-        "inputs": [str(path) for path in paths],
-        "start": None if start is None else str(start),
-        "classes": [asdict(each) for each in chosen],
-        "cropping": asdict(cropping),
-        "num_crops": num_crops,
-        "seed": seed,
-    }
-    network.train().to(where)
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.001, fused=where.type == "cuda")
-    checkpoint = output.with_name(output.name + ".checkpoint")
-    if checkpoint.is_file() and not resume:
-        warnings.warn(f"{checkpoint}, left by an earlier call, is overwritten; resume would continue it", stacklevel=2)
-    first = _load_checkpoint(checkpoint, network, optimizer, settings) if resume and checkpoint.is_file() else 0
-    # a thread for each backward pass takes a third of the time of small kernels on a GPU
-    with torch.autograd.set_multithreading_enabled(False):
-        for step in range(first, num_steps):
-            crops, item = cloud_scenes.draw_crops(scenes, step, range(num_crops), cropping, seed)
-            _update(network, optimizer, _learning_rate(step, num_steps), crops, item)
-            if (step + 1) % max(1, num_steps // 20) == 0 or step + 1 == num_steps:
-                _save_checkpoint(checkpoint, network, optimizer, settings, step + 1)
-            if progress is not None:
-                progress(step + 1, num_steps, "training")
-    cloud_models.save_segmenter(network.eval(), description, output)
-    right = counted = 0
-    for scene in scenes:
-        assert scene.labels is not None
-        known = scene.labels != cloud_scenes.UNKNOWN
-        right += int((cloud_scenes.classify_points(network, scene, where) == scene.labels)[known].sum())
-        counted += int(known.sum())
-    return right / counted
-
-
-def _read_scenes(paths: Sequence[Path], description: cloud_models.Description) -> list[Scene]:
-    """Read classified files as scenes; raise `InputError` if a file, or a class, has no classified points."""
-    classes = description.classes
-    class_of_number = torch.full((256,), cloud_scenes.UNKNOWN, dtype=torch.int64)
-    for place, each in enumerate(classes):
-        for number in each.numbers:
-            if class_of_number[number] != cloud_scenes.UNKNOWN:
-                raise InputError(f"classes contain the number {number} twice; pass each number once")
-            class_of_number[number] = place
-    scenes, found = [], torch.zeros(len(classes), dtype=torch.int64)
-    for path in paths:
-        cloud = cloud_formats.read_cloud(path)
-        if cloud.labels is None:
-            raise InputError(
-                f"inputs contain {path}, which has no classified points; pass files with classes from 1 to 255"
-            )
-        labels = class_of_number[cloud.labels.long()]
-        if not bool((labels != cloud_scenes.UNKNOWN).any()):
-            names = ", ".join(each.name for each in classes)
-            raise InputError(f"inputs contain {path}, which has no points of the classes {names}")
-        found += torch.bincount(labels[labels != cloud_scenes.UNKNOWN], minlength=len(classes))
-        scenes.append(cloud_scenes.make_scene(cloud.positions, labels, description.above))
-    missing = [each.name for each, number in zip(classes, found.tolist(), strict=True) if not number]
-    if missing:
-        raise InputError(f"classes contain {missing[0]}, which has no points; leave it out, or pass other numbers")
-    return scenes
-
-
-def _learning_rate(step: int, num_steps: int) -> float:
-    """Return the learning rate of a step: linear warmup, then cosine decay."""
-    warmup = min(1.0, (step + 1) / (_WARMUP_STEPS + 1))
-    return _LEARNING_RATE * (warmup * round(0.5 * (1 + math.cos(math.pi * min(step / num_steps, 1.0))), 12))
-
-
-def _update(
-    network: nn.Module, optimizer: torch.optim.Optimizer, learning_rate: float, crops: Scene, item: Tensor
-) -> None:
-    """Take one step of gradient descent."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    loss = cloud_scenes.crop_loss(network, crops, item)
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    optimizer.step()
-
-
-def _save_checkpoint(
-    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], step: int
-) -> None:
-    """Write the state after `step` steps, atomically."""
-    state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
-    # serialized in memory first, since torch hides why a file cannot be written
-    content = io.BytesIO()
-    torch.save({"settings": json.dumps(settings), "step": step, **state}, content)
-    write_bytes(path, content.getvalue())
-
-
-def _load_checkpoint(
-    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
-) -> int:
-    """Restore the state of a training, and return the number of finished steps."""
-    with reading(f"the checkpoint {path}, which you may delete", StorageError):
-        # tensors and plain data only
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        begun, step = json.loads(state["settings"]), int(state["step"])
-    check_settings(path, begun, settings)
-    network.load_state_dict(state["network"])
-    optimizer.load_state_dict(state["optimizer"])
-    return step

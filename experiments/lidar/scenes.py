@@ -1,9 +1,9 @@
-"""Scenes: point clouds with heights above the ground, crops for training, tiles for inference."""
+"""Scenes: point clouds with heights above the ground, and crops for training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,21 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.files.cloud_tiles import DENSEST, measure_density
 
 # (window, cell) in meters: structures narrower than the window count as standing on the ground: bushes, houses, halls
 WINDOWS = ((4.0, 1.0), (16.0, 2.0), (40.0, 2.0))
 VALUE_CHANNELS = len(WINDOWS) + 2
 # label of points that are not counted
 UNKNOWN = -1
-# points per square meter: denser clouds are thinned for training, and split for inference
-DENSEST = 12.0
 # what heights are measured from
 Above = Literal["ground", "median", "nothing"]
 
-# meters: tiles as wide as training crops, and margins as wide as the network needs
-_TILE_SIDE, _TILE_MARGIN = 40.0, 10.0
-# meters: side of the squares by which areas are measured
-_DENSITY_CELL = 2.0
 # the lowest points of a cell are outliers: light through glass seems to come from below
 _OUTLIER_SHARE = 0.05
 # a cell is an outlier if it lies this many meters below all but this many cells around it
@@ -184,19 +179,6 @@ def _interpolate(grid: Tensor, places: Tensor) -> Tensor:
     return result / known.clamp_min(torch.finfo(known.dtype).tiny)
 
 
-def measure_density(positions: Tensor) -> float:
-    """Return the points per square meter of occupied area.
-
-    >>> round(measure_density(torch.rand(1000, 3) * 10), 1)
-    10.0
-    """
-    if not len(positions):
-        return 0.0
-    places = ((positions[:, :2] - positions[:, :2].amin(dim=0)) / _DENSITY_CELL).floor().long()
-    occupied = torch.unique(places[:, 0] * (places[:, 1].amax() + 1) + places[:, 1])
-    return len(positions) / (len(occupied) * _DENSITY_CELL**2)
-
-
 @dataclass(frozen=True)
 class Cropping:
     """How training crops are cut out and augmented.
@@ -296,66 +278,3 @@ def crop_loss(network: nn.Module, crops: Scene, item: Tensor) -> Tensor:
     """Return the mean cross entropy over all points of known class."""
     assert crops.labels is not None
     return F.cross_entropy(network(crops.values(), crops.positions, item), crops.labels, ignore_index=UNKNOWN)
-
-
-@torch.no_grad()
-def classify_points(
-    network: nn.Module,
-    scene: Scene,
-    device: torch.device,
-    side: float = _TILE_SIDE,
-    margin: float = _TILE_MARGIN,
-    progress: Callable[[int], None] | None = None,
-) -> Tensor:
-    """Classify all points of a scene on `device`, tile by tile; dense tiles are split into several sparse clouds.
-
-    `side` and `margin` of a tile are in meters. `progress` is called after each tile with the number of classified
-    points. Returns int64 `[points]`, on the device of the scene.
-    """
-    classes = torch.zeros(len(scene.positions), dtype=torch.int64, device=scene.positions.device)
-    done = 0
-    for points, own in cut_tiles(scene.positions, side, margin):
-        for part in _split_dense(scene.positions[points]):
-            tile = scene.select(points[part]).to(device)
-            # features near zero have the smallest rounding errors
-            positions = tile.positions - tile.positions.mean(dim=0)
-            item = torch.zeros(len(part), dtype=torch.int32, device=device)
-            found = network(tile.values(), positions, item).argmax(dim=1).to(classes.device)
-            classes[points[part[own[part]]]] = found[own[part]]
-        done += int(own.sum())
-        if progress is not None:
-            progress(done)
-    return classes
-
-
-def cut_tiles(positions: Tensor, side: float, margin: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cover a cloud with squares and yield the points of each, with its margin; lengths are in meters.
-
-    Yields indices of the points of a square with its margin, int64, and which of them lie in the square itself, bool.
-    Every point lies in exactly one square.
-
-    >>> cloud = torch.rand(1000, 3) * 100
-    >>> sorted(torch.cat([points[own] for points, own in cut_tiles(cloud, 40.0, 10.0)]).tolist()) == list(range(1000))
-    True
-    """
-    if not len(positions):
-        return
-    flat = positions[:, :2] - positions[:, :2].amin(dim=0)
-    place = (flat / side).floor()
-    for row in place[:, 0].unique().tolist():
-        low, high = row * side - margin, (row + 1) * side + margin
-        strip = ((flat[:, 0] >= low) & (flat[:, 0] < high)).nonzero()[:, 0]
-        within, of_strip = flat[strip], place[strip]
-        for column in of_strip[of_strip[:, 0] == row][:, 1].unique().tolist():
-            low, high = column * side - margin, (column + 1) * side + margin
-            near = ((within[:, 1] >= low) & (within[:, 1] < high)).nonzero()[:, 0]
-            own = (of_strip[near] == of_strip.new_tensor([row, column])).all(dim=1)
-            yield strip[near], own
-
-
-def _split_dense(positions: Tensor) -> list[Tensor]:
-    """Split a cloud at random into parts no denser than `DENSEST`: the indices of each."""
-    parts = max(math.ceil(measure_density(positions) / DENSEST), 1)
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(positions), generator=generator).to(positions.device)
-    return [order[part::parts] for part in range(parts)]
