@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import report, runner
+from benchmarks import compare, report, runner
 from permutohedral.errors import PermutohedralError
 
 
@@ -18,7 +18,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, print the table, write the file; the exit code is 1 if a workload failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every operator next to its peers.")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["compare"]:
+        return compare.main(arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Time every operator next to its peers; `compare BASE` compares with another version.",
+    )
     parser.add_argument("--list", action="store_true", help="print the workloads and stop")
     parser.add_argument("--only", action="append", help="workload, or all that start with it; may be repeated")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -53,4 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has enough; Python would complain when it flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)

@@ -81,6 +81,6 @@ def _prepare_loss(inputs: Inputs) -> Prepared:
 
 _SIZE = "8 images of 224 x 224, 21 classes"
 WORKLOADS = (
-    Workload("bilateralfilter", f"bilateralfilter_batch, {_SIZE}", "cpu", _prepare_filter, optional=True),
+    Workload("bilateralfilter", f"bilateralfilter_batch, {_SIZE}", "cpu", _prepare_filter),
     Workload("energy-loss", f"DenseEnergyLoss and gradient, {_SIZE}", "any", _prepare_loss),
 )

@@ -461,7 +461,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Inputs], Prepared], str], ...] = (
 WORKLOADS = (
     *(Workload(name, summary, device, prepare) for name, device, prepare, summary in _ROWS),
     *(
-        Workload(f"reference-{name}", f"{summary}, next to the reference backend", "cpu", prepare, optional=True)
+        Workload(f"reference-{name}", f"{summary}, next to the reference backend", "cpu", prepare)
         for name, summary, prepare in (
             ("8", "bilateral filter, 512 x 512 photo, 8 pixels / 0.1", partial(_prepare_reference, sigma_space=8.0)),
             ("16", "the same with 16 pixels / 0.1", partial(_prepare_reference, sigma_space=16.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.provenance import name_machine
@@ -12,9 +13,13 @@ _TITLES = ("workload", "threads", "ours", "error", "peer", "time", "error", "rat
 def format_table(report: dict[str, Any]) -> str:
     """Format the figures: ours, the peers of the same run, and the best recorded peer."""
     rows = [_TITLES, *(row for result in report["results"] for row in _rows(result))]
+    return "\n".join([align(rows), "", *remarks(report)])
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Return the lines of a table, its columns padded to their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "", *remarks(report)])
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -22,15 +27,22 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     if "failed" in result:
         return [(*start, "failed", *[""] * 7)]
     ours, unit = result["ours"], result["unit"]
-    kernels = f" (kernels {_number(ours['kernels'])})" if "kernels" in ours else ""
-    first: tuple[str, ...] = (*start, f"{_number(ours['median'])} {unit}{kernels}", _error(ours["error"]))
+    kernels = f" (kernels {format_number(ours['kernels'])})" if "kernels" in ours else ""
+    first: tuple[str, ...] = (*start, f"{format_number(ours['median'])} {unit}{kernels}", _error(ours["error"]))
     best = min(result["recorded"], key=lambda entry: float(entry["value"]), default=None)
-    last = ("", "") if best is None else (f"{best['name']} {_number(best['value'])} {unit}", f"{best['ratio']:.1f}")
+    last = (
+        ("", "") if best is None else (f"{best['name']} {format_number(best['value'])} {unit}", f"{best['ratio']:.1f}")
+    )
     rows = []
     for peer in result["peers"] or [None]:
         middle: tuple[str, ...] = ("", "", "", "")
         if peer is not None:
-            middle = (peer["name"], f"{_number(peer['median'])} {unit}", _error(peer["error"]), f"{peer['ratio']:.2g}")
+            middle = (
+                peer["name"],
+                f"{format_number(peer['median'])} {unit}",
+                _error(peer["error"]),
+                f"{peer['ratio']:.2g}",
+            )
         rows.append((*first, *middle, *last))
         first, last = ("",) * len(first), ("", "")
     return rows
@@ -57,7 +69,8 @@ def remarks(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _number(value: float) -> str:
+def format_number(value: float) -> str:
+    """Format a figure with three digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

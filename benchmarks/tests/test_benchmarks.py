@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,15 @@ def test_names_a_missing_device() -> None:
         pytest.skip("there is a GPU here")
     with pytest.raises(ph.errors.BackendUnavailable, match="no GPU"):
         runner.run(runner.Options(device="cuda"))
+
+
+def test_list_ends_quietly_when_its_reader_does() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        assert listing.stderr.read() == ""
 
 
 def test_command_lists_workloads_and_rejects_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
