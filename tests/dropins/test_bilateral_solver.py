@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dropin_cases import SOLVES, mask, photo
 from PIL import Image
+from scipy import ndimage
 
 from permutohedral.compat.bilateral_solver import BilateralGrid, BilateralSolver, bilateral_solver_output, bistochastize
 from permutohedral.errors import InputError
@@ -46,6 +47,42 @@ def test_masks_count_components() -> None:
     np.testing.assert_array_equal(everything, blank[..., 0] > 0)
     _, nothing = bilateral_solver_output(None, np.zeros((40, 60)), img=blank)
     assert nothing.all()
+
+
+def test_takes_images_as_programs_pass_them() -> None:
+    """DeepCut and UnSegGNet pass arrays; DiffNCuts and TokenCut_video also bandwidths; SelfMask an image by name."""
+    expected = bilateral_solver_output(None, mask(), img=photo())
+    for found in (
+        bilateral_solver_output(photo(), mask()),
+        bilateral_solver_output(photo(), mask(), 24, 4, 4),
+        bilateral_solver_output(img=Image.fromarray(photo()), target=mask()),
+    ):
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_masks_of_another_size_are_resized() -> None:
+    """As move-seg does with OpenCV: between the centers of pixels, where the border is repeated."""
+    small = mask()[::2, ::2].astype(np.float32)
+    y, x = ((np.arange(extent) + 0.5) / 2 - 0.5 for extent in photo().shape[:2])
+    rows = np.stack([np.interp(y, np.arange(len(small)), column) for column in small.T], axis=1)
+    large = np.stack([np.interp(x, np.arange(rows.shape[1]), row) for row in rows])
+    expected = bilateral_solver_output(photo(), large, sigma_spatial=16, sigma_luma=16, sigma_chroma=8)
+    found = bilateral_solver_output(photo(), small, sigma_spatial=16, sigma_luma=16, sigma_chroma=8)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-6)
+
+
+def test_threshold_keeps_all_regions() -> None:
+    """OIParts passes it as the sixth argument."""
+    target = np.zeros((30, 40))
+    target[2:12, 2:12] = target[15:28, 20:38] = 1
+    target[20:23, 28:30] = 0
+    image = np.repeat((255 * target[..., None]).astype(np.uint8), 3, axis=2)
+    for threshold in (0.2, 0.9):
+        soft, binary = bilateral_solver_output(image, target, 10, 9, 3, threshold)
+        np.testing.assert_array_equal(binary, ndimage.binary_fill_holes(soft > threshold))
+        assert binary[:15, :15].any()
+        assert binary[15:, 15:].any()
 
 
 def dense(grid: BilateralGrid, operation: str, size: int) -> Any:
@@ -94,15 +131,16 @@ def test_pixels_without_confidence_are_filled() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     {
-        "flat target": ({"target": np.zeros(1200)}, "target must have the shape"),
-        "other size": ({"target": np.zeros((30, 41))}, "target must have the shape"),
+        "flat target": ({"target": np.zeros(1200)}, r"target must be \(height, width\)"),
+        "empty target": ({"target": np.zeros((0, 40))}, r"target must be \(height, width\)"),
+        "no target": ({"target": None}, "img_pth and target must be passed"),
         "NaN": ({"target": np.full((30, 40), np.nan)}, "finite"),
         "gray image": ({"img": photo()[..., 0]}, "im must be RGB"),
         "empty": ({"img": photo()[:0], "target": np.zeros((0, 40))}, "im must be RGB"),
         "zero sigma": ({"sigma_luma": 0}, "sigma_luma must be positive"),
         "NaN sigma": ({"sigma_spatial": np.nan}, "sigma_spatial must be positive"),
         "tiny sigma": ({"sigma_chroma": 1e-300}, "too many cells"),
-        "no image": ({"img": None}, "img_pth is missing"),
+        "no image": ({"img": None}, "img_pth and target must be passed"),
     }.values(),
 )
 def test_rejects_hostile_arguments(change: dict[str, Any], message: str) -> None:

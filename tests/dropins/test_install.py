@@ -88,6 +88,27 @@ sys.exit(3)
 """
 
 
+def test_only_originals_and_their_copies_are_replaced(tmp_path: Path) -> None:
+    """vit-tf has a module bilateral_solver with other functions, also when it is imported before."""
+    sources = {
+        "bilateralfilter": "def bilateralFilter(image): pass",
+        "bilateral_solver": "class BilateralGrid: pass\ndef apply_bilateral_solver(t, r): pass",
+        "denseCRF": "from pydensecrf import densecrf",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    program = "import bilateralfilter, denseCRF; print(bilateralfilter.__file__, denseCRF.__file__)"
+    found = run("-c", f"import bilateral_solver; {INSTALL}(); {program}", cwd=tmp_path)
+    assert found.stdout.split() == [str(tmp_path / f"{name}.py") for name in ("bilateralfilter", "denseCRF")], found
+    # SWIG's module, and a copy of the notebook that fails with newer versions of SciPy
+    (tmp_path / "bilateralfilter.py").write_text("import absent\ndef bilateralfilter_batch(*args): pass")
+    (tmp_path / "bilateral_solver.py").write_text("import absent\ndef bilateral_solver_output(img, target): pass")
+    program = "import bilateralfilter, bilateral_solver; print(bilateralfilter.__name__, bilateral_solver.__name__)"
+    found = run("-c", f"{INSTALL}(); {program}", cwd=tmp_path)
+    replaced = ["permutohedral.compat.bilateralfilter", "permutohedral.compat.bilateral_solver"]
+    assert found.stdout.split() == replaced, found.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--only", "pydensecrf,simplecrf")])
 def test_runs_a_program_as_python_does(options: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "folder"
@@ -99,12 +120,26 @@ def test_runs_a_program_as_python_does(options: tuple[str, ...], tmp_path: Path)
     assert found.returncode == 3
 
 
+def test_runs_a_module_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "test_field.py").write_text(
+        "import sys, pydensecrf.densecrf as dcrf\n"
+        "def test_field(): print(sys.argv[1:], sys.path[0] != '', dcrf.__name__)\n"
+    )
+    command = ["-m", "permutohedral.compat", "--only", "pydensecrf", "-m", "pytest", "-q", "-s", "--only", "x"]
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--only')\n")
+    found = run(*command, cwd=tmp_path)
+    assert "['-q', '-s', '--only', 'x'] True permutohedral.compat.pydensecrf.densecrf" in found.stdout, found
+    assert found.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     {
-        ("absent.py",): "program must be a file, got absent.py",
+        ("-m", "absent"): "got absent, which does not exist",
+        ("-m", "absent.module"): "got absent.module, which does not exist",
+        ("absent.py",): "program must be a file, or -m and a module, got absent.py",
         ("--only", "opencv", "."): "names must be among",
-        (): "required: program\n",
+        (): "program is missing",
     }.items(),
 )
 def test_wrong_commands_show_the_usage(command: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -169,3 +204,14 @@ def test_sitecustomize_of_the_user_still_runs(tmp_path: Path) -> None:
     program = f"{INSTALL}(); import subprocess, sys; subprocess.run([sys.executable, 'child.py'], check=True)"
     found = run("-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert found.stdout.split() == ["user", "permutohedral.compat.pydensecrf"], found.stderr
+
+
+@pytest.mark.parametrize(("names", "module"), [("", "pydensecrf"), ("pydensecrf", "permutohedral.compat.pydensecrf")])
+def test_empty_variable_installs_nothing(names: str, module: str, tmp_path: Path) -> None:
+    import permutohedral.compat
+
+    workers = Path(permutohedral.compat.__file__).parent / "workers"
+    (tmp_path / "pydensecrf.py").touch()
+    (tmp_path / "program.py").write_text("import pydensecrf; print(pydensecrf.__name__)")
+    found = run("program.py", cwd=tmp_path, PYTHONPATH=str(workers), PERMUTOHEDRAL_COMPAT=names)
+    assert found.stdout.strip() == module, found.stderr

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.abc import Loader, MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,13 @@ _DROP_INS = {
     "monai": {"monai.networks.layers.filtering": "monai", "monai.networks.blocks.crf": "monai"},
     "permutohedral_encoding": {"permutohedral_encoding": "permutohedral_encoding"},
 }
+# Programs have modules of their own with these names, which stay unless they define the function of the original.
+_FUNCTIONS = {
+    "bilateralfilter": "bilateralfilter_batch",
+    "bilateral_solver": "bilateral_solver_output",
+    "denseCRF": "densecrf",
+    "denseCRF3D": "densecrf3d",
+}
 # Variables that processes started by this one inherit. The first lists drop-ins for workers/sitecustomize.py.
 _NAMES_VARIABLE, _DEVICE_VARIABLE = "PERMUTOHEDRAL_COMPAT", "PERMUTOHEDRAL_DEVICE"
 _WORKERS = str(Path(__file__).parent / "workers")
@@ -46,6 +54,8 @@ _WORKERS = str(Path(__file__).parent / "workers")
 
 def install(*names: str, device: str | torch.device | None = None) -> None:
     """Make imports of other libraries find the drop-ins, also in processes started later.
+
+    A module of the program itself stays if it has only the name in common with the original.
 
     Args:
         names: "pydensecrf", "simplecrf", "bilateralfilter", "bilateral_solver", "monai", "permutohedral_encoding";
@@ -70,7 +80,7 @@ def install(*names: str, device: str | torch.device | None = None) -> None:
             raise InputError(f"names must be among {', '.join(_DROP_INS)}, got {name!r}")
         wanted |= {original: f"{__name__}.{module}" for original, module in _DROP_INS[name].items()}
     for original, module in wanted.items():
-        if original in sys.modules and sys.modules[original].__name__ != module:
+        if original in sys.modules and sys.modules[original].__name__ != module and not _is_another(original):
             raise InputError(f"{original} is already imported; call install before the first import of {original}")
     if device is not None:
         os.environ[_DEVICE_VARIABLE] = str(default_device(device))
@@ -112,7 +122,18 @@ class _Finder(MetaPathFinder):
         self.modules: dict[str, str] = {}
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, _Alias(self.modules[fullname])) if fullname in self.modules else None
+        if fullname not in self.modules or _is_another(fullname):
+            return None
+        return ModuleSpec(fullname, _Alias(self.modules[fullname]))
+
+
+def _is_another(name: str) -> bool:
+    """Return whether a file of the program has the name of an original, and not its function."""
+    spec = PathFinder.find_spec(name) if name in _FUNCTIONS else None
+    if spec is None or not isinstance(spec.loader, SourceLoader):
+        return False
+    function, source = _FUNCTIONS[name], spec.loader.get_source(name) or ""
+    return re.search(rf"^(def {function}\b|{function} *=)", source, flags=re.MULTILINE) is None
 
 
 class _Alias(Loader):

@@ -7,8 +7,8 @@ solver on the lattice. PERMUTOHEDRAL_DEVICE chooses the device. docs/guide/bilat
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,11 +185,12 @@ class BilateralSolver:
 
 
 def bilateral_solver_output(
-    img_pth: str | Path | None,
-    target: NDArray[Any],
+    img_pth: Any = None,
+    target: NDArray[Any] | None = None,
     sigma_spatial: float = 24,
     sigma_luma: float = 4,
     sigma_chroma: float = 4,
+    threshold: float | None = None,
     *,
     img: Any = None,
     get_all_cc: bool = False,
@@ -197,12 +198,13 @@ def bilateral_solver_output(
     """Refine a mask along the edges of an image.
 
     Args:
-        img_pth: path of the image.
-        target: mask `(height, width)`, 0 to 1.
+        img_pth: path of the image, or the image itself: an array `(height, width, 3)` or a Pillow image.
+        target: mask `(height, width)`, 0 to 1; one of another size is resized to the image.
         sigma_spatial: size of a grid cell in pixels.
         sigma_luma: size of a grid cell in brightness, 0 to 255.
         sigma_chroma: size of a grid cell in color.
-        img: the image itself, instead of the path, as in FOUND.
+        threshold: return all components above it, as in OIParts; default: one component above 0.5.
+        img: the image itself, instead of `img_pth`, as in FOUND.
         get_all_cc: return all components but the largest, as in FOUND.
 
     Returns:
@@ -213,7 +215,7 @@ def bilateral_solver_output(
     >>> from permutohedral.compat.bilateral_solver import bilateral_solver_output
     >>> target = np.zeros((32, 32))
     >>> target[8:20, 8:20] = 1
-    >>> soft, binary = bilateral_solver_output(None, target, img=np.zeros((32, 32, 3), np.uint8))
+    >>> soft, binary = bilateral_solver_output(np.zeros((32, 32, 3), np.uint8), target)
     >>> soft.shape, binary.dtype
     ((32, 32), dtype('bool'))
     """
@@ -224,25 +226,41 @@ def bilateral_solver_output(
         raise BackendUnavailable(
             f"bilateral_solver_output needs {error.name}: pip install 'permutohedral[images]'"
         ) from None
-    if img is None:
-        if img_pth is None:
-            raise InputError("img_pth is missing: pass the path of the image, or the image as img")
-        with Image.open(img_pth) as file:
-            img = file.convert("RGB")
-    reference, mask = np.asarray(img), np.asarray(target)
-    if mask.ndim != 2 or reference.shape[:2] != mask.shape:
-        raise InputError(f"target must have the shape {reference.shape[:2]} of the image, got {mask.shape}")
+    image = img_pth if img is None else img
+    if image is None or target is None:
+        raise InputError("img_pth and target must be passed: an image or its path, and a mask")
+    if isinstance(image, (str, os.PathLike)):
+        with Image.open(image) as file:
+            image = file.convert("RGB")
+    reference = np.asarray(image)
     grid = BilateralGrid(reference, sigma_spatial, sigma_luma, sigma_chroma)
+    mask = _resize(np.asarray(target), reference.shape[:2])
     confidence = np.full((mask.size, 1), _CONFIDENCE)
     soft = BilateralSolver(grid, _PARAMETERS).solve(mask.reshape(-1, 1), confidence).reshape(mask.shape)
     # background that does not reach the border is a hole
-    outside = label(soft <= 0.5, connectivity=1)
+    outside = label(soft <= (0.5 if threshold is None else threshold), connectivity=1)
     border = np.concatenate([outside[0], outside[-1], outside[:, 0], outside[:, -1]])
-    objects = label(~np.isin(outside, border[border > 0]), connectivity=1)
+    inside = ~np.isin(outside, border[border > 0])
+    if threshold is not None:
+        return soft, inside
+    objects = label(inside, connectivity=1)
     order = np.argsort(np.bincount(objects.ravel()))
     if get_all_cc:
         return soft, np.isin(objects, order[:-1]).astype(int)
     return soft, objects == order[-2] if len(order) > 1 else np.ones(mask.shape, bool)
+
+
+def _resize(mask: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Interpolate a mask between the centers of its pixels, as OpenCV does."""
+    if mask.ndim != 2 or not mask.size:
+        raise InputError(f"target must be (height, width), got the shape {mask.shape}")
+    if mask.shape == shape:
+        return mask
+    import torch
+    from torch.nn.functional import interpolate
+
+    resized: NDArray[Any] = interpolate(torch.from_numpy(mask.astype(np.float64))[None, None], shape, mode="bilinear")
+    return np.asarray(resized[0, 0])
 
 
 def _find_cells(cells: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,13 @@ if __name__ == "sitecustomize":
         importlib.import_module(__name__)
     except ModuleNotFoundError:
         sys.modules[__name__] = _this
+    _names = list(filter(None, os.environ.get("PERMUTOHEDRAL_COMPAT", "").split(",")))
     try:
         from permutohedral.compat import install
     except ModuleNotFoundError:
         # another interpreter, without this package
         pass
     else:
-        install(*filter(None, os.environ.get("PERMUTOHEDRAL_COMPAT", "").split(",")))
+        # without names, it would install all
+        if _names:
+            install(*_names)
