@@ -1,5 +1,6 @@
 // From Python to the structs of kernels.hpp: arrays are borrowed through DLPack, and shapes were checked in Python. The
-// caller keeps the arrays alive.
+// caller keeps the arrays alive. Python converts and copies inputs; arrays that a kernel writes have a type of their own, so
+// that the two cannot be confused.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,6 +11,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <tuple>
+#include <type_traits>
+
 #include "kernels.hpp"
 
 namespace permutohedral {
@@ -17,15 +21,31 @@ namespace permutohedral {
 template <class T, int N>
 using Array = nanobind::ndarray<T, nanobind::ndim<N>, nanobind::c_contig, nanobind::device::cpu>;
 
+// What Python passes: an input by itself, an array that is written in a tuple of one (`written` in bridge.py).
 template <class T, int N>
-View<T, N> read(const Array<T, N>& array, View<T, N>*) {
+using Passed = std::conditional_t<std::is_const_v<T>, Array<T, N>, std::tuple<Array<T, N>>>;
+
+template <class T, int N>
+const Array<T, N>& unwrap(const Array<T, N>& array) {
+    return array;
+}
+
+template <class T, int N>
+const Array<T, N>& unwrap(const std::tuple<Array<T, N>>& written) {
+    return std::get<0>(written);
+}
+
+template <class T, int N>
+View<T, N> read(const Passed<T, N>& passed, View<T, N>*) {
+    const Array<T, N>& array = unwrap<T, N>(passed);
     View<T, N> view{array.data(), {}};
     for (int i = 0; i < N; ++i) view.shape[i] = int64_t(array.shape(i));
     return view;
 }
 
 template <class T>
-Matrix<T> read(const Array<T, 2>& array, Matrix<T>*) {
+Matrix<T> read(const Passed<T, 2>& passed, Matrix<T>*) {
+    const Array<T, 2>& array = unwrap<T, 2>(passed);
     return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
 }
 
@@ -87,9 +107,9 @@ struct read_caster {
 };
 
 template <class T, int N>
-struct type_caster<permutohedral::View<T, N>> : read_caster<permutohedral::View<T, N>, permutohedral::Array<T, N>> {};
+struct type_caster<permutohedral::View<T, N>> : read_caster<permutohedral::View<T, N>, permutohedral::Passed<T, N>> {};
 template <class T>
-struct type_caster<permutohedral::Matrix<T>> : read_caster<permutohedral::Matrix<T>, permutohedral::Array<T, 2>> {};
+struct type_caster<permutohedral::Matrix<T>> : read_caster<permutohedral::Matrix<T>, permutohedral::Passed<T, 2>> {};
 template <>
 struct type_caster<permutohedral::NeighborTable>
     : read_caster<permutohedral::NeighborTable, permutohedral::Array<const int32_t, 2>> {};

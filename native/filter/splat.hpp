@@ -177,6 +177,10 @@ private:
             T weights[max_dimension + 2];
             int64_t count = 0;
             for (int64_t j = 0; j < simplex.num_corners; ++j) {
+                if (count == max_dimension + 1) {
+                    splat_point<C, Mass>(PointSimplex<T, 0>{vertices, weights, count}, value_at(place));
+                    count = 0;
+                }
                 vertices[count] = simplex.vertices[j];
                 weights[count] = simplex.barycentric[j];
                 count += simplex.vertices[j] >= range.begin && simplex.vertices[j] < range.end;

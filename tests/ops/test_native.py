@@ -205,3 +205,24 @@ def test_picture_features(native: ModuleType, shape: tuple[int, ...], origin: tu
         colors = wide.movedim(-axes - 1, -1) / torch.tensor(sigma_color, dtype=wide.dtype)
         expected = torch.cat([places.expand(*colors.shape[:-1], axes), colors], dim=-1).flatten(-axes - 1, -2)
         assert torch.equal(native.picture_features(given, sigma_space, sigma_color, origin), expected)
+
+
+def test_written_buffers_are_never_converted(native: ModuleType) -> None:
+    """The core would write to a copy. This checks the bridge, through which every result of the core passes."""
+    from permutohedral.ops.native.bridge import core, written
+
+    divide_rows, divisors = core(torch.float32).divide_rows, torch.full((3,), 2.0)
+    rows = torch.ones(3, 2)
+    divide_rows(written(rows), divisors, 1)
+    assert_close(rows, torch.full((3, 2), 0.5))
+    for wrong in (rows, written(rows.bfloat16()), written(torch.ones(2, 3).T), written(torch.ones(3, 4)[:, :2])):
+        with pytest.raises(TypeError):
+            divide_rows(wrong, divisors, 1)
+
+
+def test_splat_with_more_corners_than_dimensions(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of the reference, which takes features of any dimension; threads divide the vertices."""
+    monkeypatch.setattr("permutohedral.ops.native.bridge.threads", lambda work: 3)
+    vertices, weights = torch.randint(3000, (2000, 900), dtype=torch.int32), torch.rand(2000, 900)
+    values = torch.randn(2000, 2)
+    assert_close(native.splat(values, vertices, weights, 3000), reference.splat(values, vertices, weights, 3000))

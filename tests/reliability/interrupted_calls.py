@@ -55,7 +55,7 @@ def test_a_call_ends_early(threads: int) -> None:
     out = torch.empty(ROWS, CHANNELS)
 
     def call() -> None:
-        _native.float32.convolve(lattice_values, weight, neighbors, 1, out, threads)
+        _native.float32.convolve(lattice_values, weight, neighbors, 1, (out,), threads)
 
     started = time.monotonic()
     call()

@@ -231,7 +231,8 @@ class Primitives(Protocol):
         Level l places a point at z = A_l x + o_l in R^d. The lattice points are the integer points there. The corners
         of the simplex around z are c_0 = floor(z) and, along the axes in the order of the fractions of z from the
         largest to the smallest, c_k = c_{k-1} + e_axis. Lattice point c has the row (<c, strides> + base) mod 2^32
-        mod table_size. Integers wrap around, so every position has rows, and one that is not finite becomes NaN.
+        mod table_size. A position that is not finite becomes NaN. Beyond |z| = 2^31 the weights are arbitrary, and the
+        rows still lie in the table.
 
         Args:
             positions: float32 or float64 `[points, d]`.

@@ -33,7 +33,7 @@ from permutohedral.ops.contract import (
     transpose_weight,
 )
 from permutohedral.ops.native import bridge
-from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, to_dlpack
+from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, written
 
 if TYPE_CHECKING:
     from permutohedral._native import PendingIndex
@@ -64,7 +64,7 @@ def _as_input_error() -> Iterator[None]:
 def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
     keys = bridge.empty((pending.num_lattice_points, columns), torch.int32)
     table = bridge.empty((pending.table_size,), torch.int64)
-    pending.finish(to_dlpack(keys), to_dlpack(table))
+    pending.finish(written(keys), written(table))
     return keys, table
 
 
@@ -79,7 +79,9 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     limit, items = key_limit(features.dtype), None if batch is None else batch.to(torch.int32)
     threads = bridge.threads(points * (d + 1))
     with _as_input_error():
-        pending = core(features.dtype).index_points((features, items), limit, vertices, barycentric, threads)
+        pending = core(features.dtype).index_points(
+            (features, items), limit, written(vertices), written(barycentric), threads
+        )
     if pending is None:
         raise range_error(features, limit)
     keys, table = _finish(pending, d + 1)
@@ -99,7 +101,7 @@ def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tupl
     if rows == 0:
         return keys.clone(), numbers, torch.empty(0, dtype=torch.int64, device=CPU)
     with _as_input_error():
-        pending = index(keys, numbers, bridge.threads(rows * each))
+        pending = index(keys, written(numbers), bridge.threads(rows * each))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, numbers, table
 
@@ -124,7 +126,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
     same = same and source_keys.stride() == target_keys.stride()
     threads = bridge.threads(neighbors.numel())
-    key_core.find_neighbors(table, target_keys, offsets, same, neighbors, threads)
+    key_core.find_neighbors(table, target_keys, offsets, same, written(neighbors), threads)
     return neighbors
 
 
@@ -133,7 +135,7 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     if neighbors.shape[1] == 0:
         return transposed.fill_(-1)
     if transposed.numel() > 0:
-        key_core.transpose_neighbors(neighbors, opposite, transposed, bridge.threads(neighbors.numel()))
+        key_core.transpose_neighbors(neighbors, opposite, written(transposed), bridge.threads(neighbors.numel()))
     return transposed
 
 
@@ -143,7 +145,8 @@ def coarsen_lattice(
     coarse_keys, parents, table = _number(key_core.index_parents, keys, 2)
     out = bridge.empty(vertices.shape, torch.int32), bridge.empty(vertices.shape, barycentric.dtype)
     threads = bridge.threads(vertices.numel() * vertices.shape[1])
-    core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *out, threads)
+    results = map(written, out)
+    core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *results, threads)
     return coarse_keys, parents, table, *out
 
 
@@ -215,7 +218,7 @@ def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: 
 def _change(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
     """Return the result of a kernel that works in place on contiguous rows, which it may overwrite."""
     wide = rows.to(accumulation_dtype(rows.dtype))
-    getattr(core(wide.dtype), kernel)(wide, by, bridge.threads(wide.numel()))
+    getattr(core(wide.dtype), kernel)(written(wide), by, bridge.threads(wide.numel()))
     return wide.to(rows.dtype)
 
 
@@ -252,7 +255,7 @@ def picture_features(
         channels_last = last.is_contiguous()
         images = plain(last if channels_last else guide, dtype).view(-1)
         units = space, list(origin), list(sigma_space), list(sigma_color)
-        core(dtype).picture_features(images, channels_last, *units, features, bridge.threads(features.numel()))
+        core(dtype).picture_features(images, channels_last, *units, written(features), bridge.threads(features.numel()))
     return features.view(*leading, samples, axes + channels)
 
 
@@ -290,7 +293,7 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     out, winners = bridge.empty(shape, dtype), bridge.empty(shape, torch.int32)
     if out.numel() > 0:
         threads = bridge.threads(vertices.numel() * values.shape[1])
-        core(dtype).splat_largest(values, (vertices, None), out, winners, threads)
+        core(dtype).splat_largest(values, (vertices, None), written(out), written(winners), threads)
     return out.to(values.dtype), winners
 
 
@@ -300,7 +303,7 @@ def encode(positions: Tensor, directions: Tensor | None, table: Tensor, transfor
     if out.numel() > 0:
         along = positions.new_empty(0, d) if directions is None else directions
         threads = bridge.threads(points * levels * (d + 1) * channels)
-        core(dtype).encode(positions, along, table, transforms, strides, out, threads)
+        core(dtype).encode(positions, along, table, transforms, strides, written(out), threads)
     return out.to(table.dtype)
 
 
@@ -323,7 +326,7 @@ def encode_backward(
         along = positions.new_empty(0, d) if directions is None else directions
         threads = bridge.threads(gradient.numel() * (d + 1))
         inputs = positions, along, table, gradient, transforms, strides
-        core(dtype).encode_backward(*inputs, to_positions, to_table, threads)
+        core(dtype).encode_backward(*inputs, written(to_positions), written(to_table), threads)
     to_table = to_table.to(table.dtype)
     return to_positions if for_positions else to_positions.view(0), to_table if for_table else to_table.view(0)
 
@@ -335,7 +338,7 @@ def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) 
     large = math.prod(shape) * dtype.itemsize > _native.kept_memory_limit()
     out = torch.empty(shape, dtype=dtype, device=CPU) if large else bridge.empty(shape, dtype)
     if out.numel() > 0:
-        core(dtype).slice_planes(lattice_values, (vertices, barycentric), out, bridge.threads(out.numel()))
+        core(dtype).slice_planes(lattice_values, (vertices, barycentric), written(out), bridge.threads(out.numel()))
     return out.to(lattice_values.dtype)
 
 
@@ -351,7 +354,7 @@ def mean_field(
     if out.numel() == 0:
         return out, ()
     field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-    state = core(dtype).mean_field(*field, as_logits, out, threads)
+    state = core(dtype).mean_field(*field, as_logits, written(out), threads)
     return out, tuple(dlpack.from_dlpack(each) for each in state)
 
 
@@ -373,7 +376,8 @@ def mean_field_backward(
         for kernel in kernels
     ]
     field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-    core(dtype).mean_field_gradient(*field, saved, gradient, to_energies, to_start, to_kernels, threads)
+    results = written(to_energies), None if to_start is None else written(to_start), [*map(written, to_kernels)]
+    core(dtype).mean_field_gradient(*field, saved, gradient, *results, threads)
     return to_energies, to_start, *to_kernels
 
 

@@ -1,6 +1,7 @@
 """Calls of the compiled core: tensors are passed as DLPack capsules, contiguous and outside of autograd.
 
-torch makes a capsule in an eighth of the time that the core takes to ask for one.
+Inputs are converted and copied as the core needs them. Buffers that the core writes are passed by `written`, without
+conversion: the core rejects others. torch makes a capsule in an eighth of the time that the core takes to ask for one.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _DlpackModule:
 
     Args:
         module: holds the functions.
-        dtype: of floating tensors, which are converted to it; None leaves them.
+        dtype: of floating inputs, which are converted to it; None leaves them.
     """
 
     def __init__(self, module: object, dtype: torch.dtype | None) -> None:
@@ -108,6 +109,14 @@ def _lend(argument: Any, dtype: torch.dtype | None, lent: list[Tensor]) -> Any:
     return argument
 
 
+def written(tensor: Tensor) -> tuple[Any]:
+    """Return what the core takes for a buffer that it writes, which the caller keeps alive.
+
+    The core raises TypeError if the buffer is not contiguous or has another dtype than the kernel.
+    """
+    return (to_dlpack(tensor),)
+
+
 # the functions of keys and neighbors
 key_core: Any = _DlpackModule(_native, None)
 _float32: Any = _DlpackModule(_native.float32, torch.float32)
@@ -129,11 +138,12 @@ def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         tensor = tensor.to(dtype)
     if tensor.is_contiguous():
         return tensor
-    if tensor.dim() != 2 or not tensor.mT.is_contiguous() or not tensor.is_floating_point():
+    interleaved = tensor.dim() == 2 and tensor.dtype in (torch.float32, torch.float64) and tensor.mT.is_contiguous()
+    if not interleaved:
         return tensor.contiguous()
     # the planes of an image, viewed as points
     rows = empty(tensor.shape, tensor.dtype)
-    core(tensor.dtype).interleave(tensor.mT, rows, threads(tensor.numel()))
+    core(tensor.dtype).interleave(tensor.mT, written(rows), threads(tensor.numel()))
     return rows
 
 
@@ -163,7 +173,7 @@ def run_kernel(kernel: str, shape: tuple[int, ...] | torch.Size, work: int, firs
     if _is_empty((first, *others)):
         out.zero_()
     elif out.numel() > 0:
-        getattr(core(dtype), kernel)(first, *others, out, threads(work))
+        getattr(core(dtype), kernel)(first, *others, written(out), threads(work))
     return out.to(first.dtype)
 
 
