@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pages() -> list[Path]:
-    """Return README.md and the pages of the documentation."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return README.md, the pages of the documentation, and those of experiments."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
 
 
 def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
