@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.registry import REGISTRY, load_experiment
@@ -23,6 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--smoke", action="store_true", help="shorten every row, to under a minute in all")
     parser.add_argument("--seeds", type=int, help="trainings of each row (default: that of NAME, 1 with --smoke)")
+    parser.add_argument("--split", help="evaluate on this split, such as validation (default: test)")
     parser.add_argument("--jobs", type=int, default=1, help="rows that run in parallel (default: 1)")
     parser.add_argument("--resume", action="store_true", help="keep finished rows, continue from checkpoints")
     parser.add_argument("--report-only", action="store_true", help="write the report of existing results")
@@ -63,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(given: argparse.Namespace, words: list[str]) -> None:
     from experiments.experiment import run_rows, with_seeds
     from experiments.report import write_page
+    from experiments.results import parse_config
     from experiments.training import RunOptions
 
     experiment = load_experiment(given.experiment)
@@ -81,6 +84,11 @@ def _run(given: argparse.Namespace, words: list[str]) -> None:
                 known = ", ".join(experiment.actions) or "none"
                 raise InputError(f"--first: {experiment.name} has no action {given.first!r}; it has {known}")
             configs = experiment.actions[given.first](configs, options, _log)
+        if given.split is not None:
+            if not all(hasattr(config, "split") for config in configs):
+                raise InputError(f"--split: the rows of {experiment.name} have one split only; leave it out")
+            plain = [asdict(config) | {"split": given.split} for config in configs]
+            configs = [parse_config(experiment.config, each) for each in plain]
         configs = with_seeds(configs, given.seeds or (1 if given.smoke else experiment.seeds))
         for _ in run_rows(experiment, configs, options, _log, given.jobs):
             pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,9 @@ from permutohedral.errors import InputError, PermutohedralError
 # a frozen dataclass with name, title, seed and training
 Config = TypeVar("Config", bound=Any)
 
+# metrics, possibly nested by name, and seconds by stage
+Outcome = tuple[dict[str, Any], dict[str, float]]
+
 Log = Callable[[str], None]
 
 
@@ -42,19 +45,23 @@ class Experiment(Generic[Config]):
     Attributes:
         name: as in the registry.
         config: dataclass of a row.
-        run: trains and evaluates one row; returns metrics, and seconds by stage.
+        run: trains and evaluates one row.
         report: makes pages from results of any rows.
         seeds: trainings of each row by default.
         actions: for `--first`: change the chosen rows before they run.
+        group: rows that it maps to one value are run by one call of `run_group`. Default: each row by itself.
+        run_group: trains and evaluates such rows.
         as_table: write all results to `NAME.csv` and `NAME.yaml`; by default one JSON file each.
     """
 
     name: str
     config: type[Config]
-    run: Callable[[Config, RunOptions], tuple[dict[str, Any], dict[str, float]]]
+    run: Callable[[Config, RunOptions], Outcome]
     report: Callable[[Sequence[Result], RunOptions], list[Page]]
     seeds: int = 1
     actions: Mapping[str, Callable[[list[Config], RunOptions, Log], list[Config]]] = field(default_factory=dict)
+    group: Callable[[Config], Hashable] | None = None
+    run_group: Callable[[list[Config], RunOptions], list[Outcome]] | None = None
     as_table: bool = False
 
     def read_rows(self) -> dict[str, Any]:
@@ -97,13 +104,15 @@ class Experiment(Generic[Config]):
         order = {name: place for place, name in enumerate(names)}
         return sorted(results, key=lambda result: (order[result.name], result.split, result.seed))
 
-    def write_result(self, result: Result, folder: Path) -> None:
-        """Write a result among those in `folder`; it replaces one of the same row, split and seed."""
+    def write_results(self, results: Sequence[Result], folder: Path) -> None:
+        """Write results among those in `folder`; they replace those of the same row, split and seed."""
         if not self.as_table:
-            write_json(folder / "runs" / f"{result.name}-{result.seed}.json", result)
+            for result in results:
+                write_json(folder / "runs" / f"{result.name}-{result.seed}.json", result)
             return
-        others = [other for other in self.read_results(folder) if other.key != result.key]
-        write_table(folder / f"{self.name}.csv", self._sort([*others, result]))
+        keys = {result.key for result in results}
+        others = [other for other in self.read_results(folder) if other.key not in keys]
+        write_table(folder / f"{self.name}.csv", self._sort([*others, *results]))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -160,19 +169,24 @@ def run_rows(
         else:
             log(f"{config.title}, seed {config.seed}: kept")
             yield kept
-    finished = (
-        _run_in_parallel(experiment, waiting, options, jobs) if jobs > 1 else _run_in_turn(experiment, waiting, options)
-    )
-    failed = []
-    for number, (config, result) in enumerate(finished, start=1):
-        place = f"{number} of {len(waiting)}: {config.title}, seed {config.seed}"
-        if isinstance(result, str):
-            failed.append(f"{config.name} with seed {config.seed}: {result}")
-            log(f"{place}: failed")
-        else:
-            experiment.write_result(result, options.output)
-            log(f"{place}: done in {sum(result.seconds.values()):.0f} s")
-            yield result
+    groups: dict[Hashable, list[Config]] = {}
+    for place, config in enumerate(waiting):
+        groups.setdefault(experiment.group(config) if experiment.group else place, []).append(config)
+    units = list(groups.values())
+    run = _run_in_parallel(experiment, units, options, jobs) if jobs > 1 else _run_in_turn(experiment, units, options)
+    failed, number = [], 0
+    for unit, results in run:
+        if not isinstance(results, str):
+            experiment.write_results(results, options.output)
+        for place, config in enumerate(unit):
+            number += 1
+            line = f"{number} of {len(waiting)}: {config.title}, seed {config.seed}"
+            if isinstance(results, str):
+                failed.append(f"{config.name} with seed {config.seed}: {results}")
+                log(f"{line}: failed")
+            else:
+                log(f"{line}: done in {sum(results[place].seconds.values()):.0f} s")
+                yield results[place]
     if failed:
         raise PermutohedralError("; ".join(failed))
 
@@ -180,41 +194,53 @@ def run_rows(
 def _is_result_of(result: Result, config: Any) -> bool:
     try:
         # settings added after the result was written had their default then
-        return bool(parse_config(type(config), result.config) == config)
+        is_same_row = (result.name, result.seed) == (config.name, config.seed)
+        return is_same_row and bool(parse_config(type(config), result.config) == config)
     except InputError:
         return False
 
 
+def run_rows_together(experiment: Experiment[Config], configs: Sequence[Config], options: RunOptions) -> list[Result]:
+    """Run rows that belong together: one, or those of a group."""
+    seed_everything(configs[0].seed)
+    if experiment.run_group is None:
+        outcomes = [experiment.run(config, options) for config in configs]
+    else:
+        outcomes = experiment.run_group(list(configs), options)
+    environment = describe_environment(options.device)
+    return [
+        Result(experiment.name, config.name, asdict(config), metrics, config.seed, seconds, environment)
+        for config, (metrics, seconds) in zip(configs, outcomes, strict=True)
+    ]
+
+
 def run_row(experiment: Experiment[Config], config: Config, options: RunOptions) -> Result:
     """Run one row."""
-    seed_everything(config.seed)
-    metrics, seconds = experiment.run(config, options)
-    environment = describe_environment(options.device)
-    return Result(experiment.name, config.name, asdict(config), metrics, config.seed, seconds, environment)
+    return run_rows_together(experiment, [config], options)[0]
 
 
 def _run_in_turn(
-    experiment: Experiment[Config], waiting: Sequence[Config], options: RunOptions
-) -> Iterator[tuple[Config, Result | str]]:
-    for config in waiting:
-        yield config, run_row(experiment, config, options)
+    experiment: Experiment[Config], units: Sequence[list[Config]], options: RunOptions
+) -> Iterator[tuple[list[Config], list[Result] | str]]:
+    for unit in units:
+        yield unit, run_rows_together(experiment, unit, options)
 
 
-def _run_by_name(name: str, config: Any, options: RunOptions) -> Result:
+def _run_by_name(name: str, configs: list[Any], options: RunOptions) -> list[Result]:
     from experiments.registry import load_experiment
 
-    return run_row(load_experiment(name), config, options)
+    return run_rows_together(load_experiment(name), configs, options)
 
 
 def _run_in_parallel(
-    experiment: Experiment[Config], waiting: Sequence[Config], options: RunOptions, jobs: int
-) -> Iterator[tuple[Config, Result | str]]:
-    """Yield the text of the error for a row that fails, and continue with the others."""
+    experiment: Experiment[Config], units: Sequence[list[Config]], options: RunOptions, jobs: int
+) -> Iterator[tuple[list[Config], list[Result] | str]]:
+    """Yield the text of the error for rows that fail, and continue with the others."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     # a forked process could not use CUDA
     context, quiet = multiprocessing.get_context("spawn"), replace(options, progress=False)
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
-        running = {pool.submit(_run_by_name, experiment.name, config, quiet): config for config in waiting}
+        running = {pool.submit(_run_by_name, experiment.name, unit, quiet): unit for unit in units}
         try:
             for future in as_completed(running):
                 error = future.exception()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 REGISTRY = {
     "denoising": ("experiments.denoising.run", "Denoise photographs: Table (b) of the paper."),
     "mnist": ("experiments.mnist.run", "Recognize digits from scattered samples: Table (a) of the paper."),
+    "sampling": ("experiments.mnist.run", "Recognize digits from clustered, incomplete and foveated samples."),
     "rotation": ("experiments.invariance.run", "Recognize rotated digits after training on upright ones."),
     "scale": ("experiments.invariance.run", "Recognize scaled digits after training on one size."),
     "mri": ("experiments.mri.run", "Reconstruct images from radial and spiral samples of them or their spectra."),

@@ -13,7 +13,7 @@ from experiments.provenance import describe_machine, short_commit
 from experiments.results import Result, write_bytes
 from permutohedral.files.figure import new_figure, save_figure
 
-__all__ = ["Column", "Page", "Table", "by_row", "mean_of", "new_figure", "write_page"]
+__all__ = ["Column", "Lines", "Page", "Table", "by_row", "mean_of", "new_figure", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,38 @@ class Table:
         return markdown_table([column.title for column in self.columns], cells)
 
     def __str__(self) -> str:
-        heading = f"## {self.heading}" if self.heading else ""
-        return "\n\n".join(part for part in (heading, self.caption, self.markdown()) if part)
+        return _with_heading(self)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A table of texts, with a key for each line.
+
+    >>> print(Lines(["", "dB"], {"a": ["A", "1.5"], "b": ["B", "2.5"]}).markdown(["b"]))
+    |  | dB |
+    | --- | ---: |
+    | B | 2.5 |
+    """
+
+    titles: Sequence[str]
+    lines: Mapping[str, Sequence[str]]
+    caption: str = ""
+    heading: str = ""
+    text_columns: Sequence[int] = (0,)
+    results: Sequence[Result] = ()
+
+    def markdown(self, keys: Sequence[str] | None = None) -> str:
+        """Return the lines with these keys, in this order. Default: all."""
+        chosen = [self.lines[key] for key in (self.lines if keys is None else keys)]
+        return markdown_table(self.titles, chosen, self.text_columns)
+
+    def __str__(self) -> str:
+        return _with_heading(self)
+
+
+def _with_heading(table: Table | Lines) -> str:
+    heading = f"## {table.heading}" if table.heading else ""
+    return "\n\n".join(part for part in (heading, table.caption, table.markdown()) if part)
 
 
 @dataclass(frozen=True)
@@ -96,7 +126,7 @@ class Page:
 
     title: str
     text: str
-    tables: Sequence[Table]
+    tables: Sequence[Table | Lines]
     notes: Sequence[str] = ()
     figures: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     name: str = "report"

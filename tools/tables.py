@@ -80,10 +80,11 @@ def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
     """Return the table with this heading, all rows or those with these names, from the results of an experiment."""
     experiment = load_experiment(path.stem)
     results = experiment.read_results(path.parent)
-    if not results:
+    pages = experiment.report(results, RunOptions(path.parent)) if results else []
+    tables = [table for page in pages for table in page.tables if table.heading == heading]
+    if not tables:
         raise FileNotFoundError(path)
-    tables = [table for page in experiment.report(results, RunOptions(path.parent)) for table in page.tables]
-    return next(table for table in tables if table.heading == heading).markdown(rows)
+    return tables[0].markdown(rows)
 
 
 def report_table(text: str, heading: str, titles: list[str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""MNIST, and samples of its digits at random positions."""
+"""MNIST, and interpolation of its digits."""
 
 from __future__ import annotations
 
@@ -85,32 +85,6 @@ def read_idx(content: bytes) -> Tensor:
     if data.size != np.prod(shape):
         raise InputError(f"an IDX file of shape {shape} holds {int(np.prod(shape))} bytes of data, got {data.size}")
     return torch.from_numpy(data.reshape(shape).copy())
-
-
-def sample_at_random(images: Tensor, share: float, seed: int, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Sample images at uniform random positions between the centers of their outermost pixels.
-
-    The positions of an image depend on the seed and its number only.
-
-    Args:
-        images: float `[batch, height, width]`.
-        share: samples over pixels, such as 0.6.
-        seed: of the positions.
-        first: number of the first image.
-
-    Returns:
-        Positions `[batch, samples, 2]`, (y, x) in pixels, and bilinearly interpolated values `[batch, samples, 1]`.
-
-    >>> positions, values = sample_at_random(torch.rand(4, 28, 28), share=0.2, seed=0)
-    >>> positions.shape, values.shape
-    (torch.Size([4, 157, 2]), torch.Size([4, 157, 1]))
-    """
-    height, width = images.shape[1:]
-    samples = max(1, round(share * height * width))
-    drawn = [np.random.default_rng((seed, 0, first + number)).random((samples, 2)) for number in range(len(images))]
-    unit = torch.from_numpy(np.stack(drawn)).to(images)
-    positions = unit * torch.tensor([height - 1, width - 1], dtype=images.dtype, device=images.device)
-    return positions, interpolate(images, positions)[..., None]
 
 
 def interpolate(images: Tensor, positions: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from experiments.invariance.model import (
     whole_circle,
 )
 from experiments.mnist.model import SIZE, LeNet
-from experiments.mnist.run import Batches, MnistConfig, load_digits, scale
+from experiments.mnist.run import Batches, load_digits, scale
+from experiments.mnist.sampling import Sampling
 from experiments.report import Column, Page, Table, by_row, mean_of, new_figure
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
@@ -111,11 +112,11 @@ def run(config: InvarianceConfig, options: RunOptions) -> tuple[dict[str, Any], 
     """Train and evaluate one row."""
     started = time.perf_counter()
     model = build_model(config).to(options.device)
-    pixels = MnistConfig("pixels", "Pixels", "lenet", config.training, seed=config.seed)
-    batches = Batches(*choose_digits(config, "train", options), pixels)
+    digits = choose_digits(config, "train", options)
+    batches = Batches(*digits, [config.seed], config.training.batch_size, Sampling("pixels"))
 
     def loss(step: int) -> Tensor:
-        values, _, labels = batches(step)
+        values, _, [labels] = batches(step)
         if config.augmentation:
             amounts = config.augmentation * (2 * torch.rand(len(values), device=values.device) - 1)
             values = _to_values(transform(values.reshape(-1, SIZE, SIZE), config.transformation, amounts))

@@ -1,4 +1,4 @@
-"""Classifiers of digits that are known at scattered points: Caffe's LeNet after interpolation, PCNN, and ours.
+"""Classifiers of digits that are known at scattered points: Caffe's LeNet after interpolation, and PCNN.
 
 All take `values [batch, points, 1]` at `positions [batch, points, 2]`, (y, x) in pixels, and return `[batch, 10]`.
 Without positions the points are the 28 x 28 pixels in row order. Only the stem differs: the layer that makes
@@ -17,13 +17,14 @@ from torch.nn import functional
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.filters.normalization import Normalization
 
 SIZE = 28
 CLASSES = 10
 # a filter of 5 x 5 leaves the inner 24 x 24 pixels
 MARGIN = 2
 
-LeNetModel = Literal["lenet", "pcnn", "filled"]
+LeNetModel = Literal["lenet", "pcnn"]
 TRUNK_OPTIONS = ("channels", "hidden", "rectify", "dropout")
 
 
@@ -50,6 +51,18 @@ def interpolate_to_grid(values: Tensor, positions: Tensor) -> Tensor:
     >>> interpolate_to_grid(torch.ones(1, 1, 1), torch.tensor([[[2.0, 3.5]]]))[0, 0, 2, 2:6].tolist()
     [0.0, 1.0, 1.0, 0.0]
     """
+    total, mass = splat_to_grid(values, positions)
+    return total / torch.where(mass > 0, mass, 1.0)
+
+
+def splat_to_grid(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the samples around each pixel with bilinear weights; return the sums of values and of weights.
+
+    Both are `[batch, 1, 28, 28]`.
+
+    >>> splat_to_grid(torch.ones(1, 2, 1), torch.tensor([[[2.0, 3.5], [2.0, 4.0]]]))[1][0, 0, 2, 2:6].tolist()
+    [0.0, 0.5, 1.5, 0.0]
+    """
     batch = values.shape[0]
     corner = positions.floor().clamp(0, SIZE - 2)
     y, x = (positions - corner).unbind(dim=2)
@@ -59,7 +72,7 @@ def interpolate_to_grid(values: Tensor, positions: Tensor) -> Tensor:
     empty = values.new_zeros(batch, SIZE * SIZE)
     mass = empty.scatter_add(1, pixel, weight)
     total = empty.scatter_add(1, pixel, weight * values[..., 0].repeat(1, 4))
-    return (total / torch.where(mass > 0, mass, 1.0)).reshape(batch, 1, SIZE, SIZE)
+    return total.reshape(batch, 1, SIZE, SIZE), mass.reshape(batch, 1, SIZE, SIZE)
 
 
 class SpatialStem(nn.Module):
@@ -76,39 +89,7 @@ class SpatialStem(nn.Module):
         return output
 
 
-class _LatticeStem(nn.Module):
-    """Cache the lattices of the pixels, which are the same for every batch of one size."""
-
-    grid: Tensor
-    target: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("grid", grid_positions(), persistent=False)
-        self.register_buffer("target", grid_positions(MARGIN), persistent=False)
-        self._of_pixels: dict[tuple[int, torch.device], tuple[ph.Lattice, ...]] = {}
-
-    def build_lattices(self, positions: Tensor) -> tuple[ph.Lattice, ...]:
-        raise NotImplementedError
-
-    def lattices(self, values: Tensor, positions: Tensor | None) -> tuple[ph.Lattice, ...]:
-        """Build the lattices of a whole batch."""
-        if positions is not None:
-            return self.build_lattices(positions)
-        key = (values.shape[0], self.grid.device)
-        if key not in self._of_pixels:
-            # sizes: a training batch, a test batch and the rest of the test set
-            if len(self._of_pixels) > 3:
-                self._of_pixels.clear()
-            self._of_pixels[key] = self.build_lattices(self.grid.expand(values.shape[0], -1, -1))
-        return self._of_pixels[key]
-
-    def _to_image(self, output: Tensor) -> Tensor:
-        side = SIZE - 2 * MARGIN
-        return output.transpose(1, 2).reshape(output.shape[0], -1, side, side)
-
-
-class PermutohedralStem(_LatticeStem):
+class PermutohedralStem(nn.Module):
     """Filter the points with one permutohedral convolution, evaluated on the grid.
 
     Args:
@@ -118,89 +99,44 @@ class PermutohedralStem(_LatticeStem):
         normalization: of `PermutohedralConv`.
     """
 
+    grid: Tensor
+    target: Tensor
+
     def __init__(
         self,
         channels: int,
         neighborhood_size: int = 2,
         scale: float = 1.0,
-        normalization: Literal["none", "homogeneous", "density"] = "density",
+        normalization: Normalization = "density",
     ) -> None:
         super().__init__()
         self.scale = scale
         self.convolution = ph.nn.PermutohedralConv(1, channels, 2, neighborhood_size, normalization=normalization)
+        self.register_buffer("grid", grid_positions(), persistent=False)
+        self.register_buffer("target", grid_positions(MARGIN), persistent=False)
+        # of the pixels, which are the same for every batch of one size
+        self._lattices: dict[tuple[int, torch.device], ph.Lattice] = {}
 
-    def build_lattices(self, positions: Tensor) -> tuple[ph.Lattice, ...]:
+    def build_lattice(self, positions: Tensor) -> ph.Lattice:
+        """Build the lattice of a batch."""
         target = (self.target * self.scale).expand(positions.shape[0], -1, -1)
-        return (ph.build_lattice(positions * self.scale, target, neighborhood_size=self.convolution.neighborhood_size),)
+        return ph.build_lattice(positions * self.scale, target, neighborhood_size=self.convolution.neighborhood_size)
 
     def forward(self, values: Tensor, positions: Tensor | None) -> Tensor:
         """Return `[batch, channels, 24, 24]`."""
-        [lattice] = self.lattices(values, positions)
-        return self._to_image(self.convolution(values, lattice=lattice))
-
-
-class FilledStem(_LatticeStem):
-    """Convolve on a lattice without holes: coarser lattices fill the lattice points that have no samples.
-
-    The pixels join the samples as points of a small weight. They carry the result of a Gaussian filter on coarser
-    lattices. So every lattice point holds a weighted mean: of samples where there are any, else of the coarser lattice.
-
-    Args:
-        channels: of the result.
-        neighborhood_size: s of the filter.
-        scale: lattice steps per pixel.
-        coarse_sigmas: standard deviations of the Gaussians in pixels, from fine to coarse.
-        prior: weight of a coarser lattice; a sample has 1.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        neighborhood_size: int = 2,
-        scale: float = 1.0,
-        coarse_sigmas: list[float] | tuple[float, ...] = (1.0, 2.0),
-        prior: float = 0.05,
-    ) -> None:
-        super().__init__()
-        if not coarse_sigmas or not prior > 0:
-            raise InputError(f"coarse_sigmas must not be empty and prior positive, got {coarse_sigmas} and {prior}")
-        self.scale, self.coarse_sigmas, self.prior = scale, tuple(coarse_sigmas), prior
-        self.convolution = ph.nn.PermutohedralConv(1, channels, 2, neighborhood_size)
-
-    def build_lattices(self, positions: Tensor) -> tuple[ph.Lattice, ...]:
-        batch = positions.shape[0]
-        grid, target = (points.expand(batch, -1, -1) for points in (self.grid, self.target))
-        both = torch.cat([positions, grid], dim=1)
-        fine = ph.build_lattice(
-            both * self.scale, target * self.scale, neighborhood_size=self.convolution.neighborhood_size
-        )
-        return (fine, *(ph.build_lattice(positions / s, grid / s, neighborhood_size=2) for s in self.coarse_sigmas))
-
-    def fill(self, values: Tensor, lattices: tuple[ph.Lattice, ...]) -> Tensor:
-        """Return the values of the coarser lattices at the pixels, `[batch, 784, 1]`."""
-        weighted = torch.cat([values, torch.ones_like(values)], dim=2)
-        filled = values.new_zeros(())
-        for level, lattice in enumerate(reversed(lattices)):
-            blurred = ph.gaussian_filter(weighted, None, normalization="none", method="dense", lattice=lattice)
-            total, mass = blurred.split(1, dim=2)
-            # beyond the support of the coarsest Gaussian the value is zero
-            prior = self.prior if level else (mass <= 0).to(mass.dtype)
-            filled = (total + prior * filled) / (mass + prior)
-        return filled
-
-    def forward(self, values: Tensor, positions: Tensor | None) -> Tensor:
-        """Return `[batch, channels, 24, 24]`."""
-        fine, *coarse = self.lattices(values, positions)
-        filled = self.fill(values, tuple(coarse))
-        samples = functional.pad(values, (0, 1), value=1.0)
-        prior = functional.pad(self.prior * filled, (0, 1), value=self.prior)
-        total, mass = ph.splat(torch.cat([samples, prior], dim=1), fine).split(1, dim=1)
-        # a vertex that its points touch with weight zero holds nothing to divide
-        known = total / torch.where(mass > 0, mass, 1.0)
-        output = ph.slice(ph.convolve(known, self.convolution.weight, fine), fine)
-        if self.convolution.bias is not None:
-            output = output + self.convolution.bias
-        return self._to_image(output)
+        if positions is not None:
+            lattice = self.build_lattice(positions)
+        else:
+            key = (values.shape[0], self.grid.device)
+            # sizes: a training batch, a test batch and the rest of the test set
+            if key not in self._lattices and len(self._lattices) > 3:
+                self._lattices.clear()
+            if key not in self._lattices:
+                self._lattices[key] = self.build_lattice(self.grid.expand(values.shape[0], -1, -1))
+            lattice = self._lattices[key]
+        output: Tensor = self.convolution(values, lattice=lattice)
+        side = SIZE - 2 * MARGIN
+        return output.transpose(1, 2).reshape(output.shape[0], -1, side, side)
 
 
 class LeNet(nn.Module):
@@ -269,14 +205,14 @@ class LeNet(nn.Module):
         return functional.dropout(inputs, self.dropout, self.training)
 
 
-_STEMS = {"lenet": SpatialStem, "pcnn": PermutohedralStem, "filled": FilledStem}
+_STEMS = {"lenet": SpatialStem, "pcnn": PermutohedralStem}
 
 
 def build_lenet(model: LeNetModel, options: Mapping[str, Any] | None = None) -> LeNet:
     """Build a classifier by name.
 
     Args:
-        model: "lenet" (`SpatialStem`), "pcnn" (`PermutohedralStem`) or "filled" (`FilledStem`).
+        model: "lenet" (`SpatialStem`) or "pcnn" (`PermutohedralStem`).
         options: arguments of `LeNet` and of the stem.
 
     >>> build_lenet("pcnn", {"neighborhood_size": 1}).stem.convolution.neighborhood_size

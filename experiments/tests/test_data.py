@@ -23,7 +23,7 @@ from experiments.data.bsds500 import GrayImage, add_noise, image_names, load_ima
 from experiments.data.download import CACHE_VARIABLE, DATA_VARIABLE, find_files, find_folder
 from experiments.data.lidar import halve, load_scan
 from experiments.data.middlebury import load_scene
-from experiments.data.mnist import interpolate, load_mnist, read_idx, sample_at_random
+from experiments.data.mnist import interpolate, load_mnist, read_idx
 from permutohedral.errors import DataError, InputError
 
 CONTENT = b"a file"
@@ -206,17 +206,3 @@ def test_interpolation_is_exact_for_a_plane_and_at_the_pixels() -> None:
     assert torch.allclose(interpolate(plane, positions), expected, atol=1e-5)
     pixels = torch.stack([y, x], dim=-1).reshape(1, -1, 2)
     assert torch.equal(interpolate(plane, pixels), plane.reshape(1, -1))
-
-
-@pytest.mark.parametrize(("share", "samples"), [(1.0, 784), (0.6, 470), (0.2, 157)])
-def test_random_samples_depend_on_seed_and_image_only(share: float, samples: int) -> None:
-    images = torch.rand(4, 28, 28)
-    positions, values = sample_at_random(images, share, seed=3, first=10)
-    assert positions.shape == (4, samples, 2)
-    assert values.shape == (4, samples, 1)
-    assert 0 <= float(positions.min()) <= float(positions.max()) <= 27
-    alone, value = sample_at_random(images[2:3], share, seed=3, first=12)
-    assert torch.equal(positions[2:3], alone)
-    assert torch.equal(values[2:3], value)
-    assert not torch.equal(sample_at_random(images, share, seed=4, first=10)[0], positions)
-    assert not torch.equal(positions[0], positions[1])

@@ -167,6 +167,8 @@ def test_the_list_needs_no_torch() -> None:
         (["denoising", "--config", "absent.yaml"], "config: cannot read absent.yaml"),
         (["denoising", "--data", "absent", "--row", "noisy"], "point --data"),
         (["denoising", "--first", "time_steps"], "it has cross_validate"),
+        (["mnist", "--split", "train"], "split: Input should be 'test' or 'validation'"),
+        (["fields", "--split", "validation"], "the rows of fields have one split only"),
         (["mnist", "--report-only"], "there are no results of mnist in"),
     ],
 )
@@ -186,9 +188,9 @@ def test_rejects_wrong_usage(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("mnist", {"share": 0.0}, "share must be positive"),
+        ("mnist", {"samples": {"kind": "uniform", "share": 0.0}}, "samples: share must be positive"),
         ("mnist", {"paper": [0.99]}, "paper must give 4 accuracies"),
-        ("mnist", {"options": {"normalisation": "none"}}, "options do not fit the model lenet"),
+        ("rotation", {"options": {"normalisation": "none"}}, "options do not fit the model lenet"),
         ("mnist", {"training": {"steps": 0, "batch_size": 1}}, "training: steps must be positive"),
         ("mnist", {"training": {"steps": 1}}, "training.batch_size"),
         ("mnist", {"seed": True}, "seed: .*got True"),

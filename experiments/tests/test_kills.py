@@ -18,7 +18,7 @@ from experiments.training import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
-ROWS = {"denoising": ("bsds500", "cnn"), "mnist": ("mnist", "mixed")}
+ROWS = {"denoising": ("bsds500", "cnn"), "mnist": ("mnist", "pcnn_coverage_20")}
 
 
 def start(name: str, output: Path) -> subprocess.Popen[bytes]:

@@ -66,8 +66,8 @@ def test_checkpoints_belong_to_a_configuration_of_any_length(tmp_path: Path) -> 
     from experiments.registry import load_experiment
 
     experiment = load_experiment("mnist")
-    [whole] = experiment.choose_rows(["lenet"])
-    [short, other] = experiment.choose_rows(["lenet", "pcnn"], smoke=True)
+    [whole] = experiment.choose_rows(["lenet_20"])
+    [short, other] = experiment.choose_rows(["lenet_20", "pcnn_none_20"], smoke=True)
     folders = {checkpoint_folder(config, options(tmp_path)) for config in (whole, short, other)}
     assert len(folders) == 3
 
