@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -89,6 +90,20 @@ def test_change_is_limited_to_the_noise(noise: float) -> None:
     for tile in (None, 40):
         denoised = Denoiser("pcnn_cnn", tile)(clean, noise / 255)
         assert 0.5 * noise < error(denoised, clean) <= noise * 1.01
+
+
+@pytest.mark.parametrize("model", ["auto", "pcnn_cnn"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tensors_are_on_the_device_of_the_image(model: str, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another default device, a tensor that is made without one cannot be mixed with the image."""
+    pixels = noisy(flat_regions(channels, 250, 260), 25.0)
+    # models are loaded on the default device
+    monkeypatch.setattr(image_denoiser, "load_pretrained", functools.cache(image_denoiser.load_pretrained))
+    expected = Denoiser(model)(pixels)
+    with torch.device("meta"):
+        denoised = Denoiser(model)(pixels)
+    assert denoised.device == pixels.device
+    assert_close(denoised, expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -51,7 +51,7 @@ class Denoiser:
     Attributes:
         model: "auto" or one of `shipped_models()`; see `choose_model`.
         tile: height and width of a tile; default 416.
-        device: torch device.
+        device: torch device of the model; images may be on any device.
 
     >>> import torch, permutohedral as ph
     >>> denoise = ph.models.Denoiser.from_pretrained()
@@ -89,7 +89,7 @@ class Denoiser:
             progress: called with the share that is done after each tile.
 
         Returns:
-            float32 of the same shape, not clipped.
+            float32 of the same shape and device, not clipped.
         """
         check_tensor("pixels", pixels)
         if pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
@@ -116,7 +116,7 @@ class Denoiser:
         model, trained_for = load_pretrained(name, level)
         # 24 channels of 512 x 512 are convolved in half the time on a CPU; torch's types do not know the argument
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        opponent = _opponent_matrix() if pixels.shape[0] == 3 else torch.eye(1)
+        opponent = (_opponent_matrix() if pixels.shape[0] == 3 else torch.ones(1, 1, device="cpu")).to(pixels.device)
         height, width = pixels.shape[1:]
 
         def plane(index: int) -> Tensor:
@@ -163,7 +163,7 @@ class _Tiles:
         for rows, columns in self.places(*plane.shape):
             top, left = max(0, rows.start - margin), max(0, columns.start - margin)
             tile = plane[top : rows.stop + margin, left : columns.stop + margin] * factor + shift
-            filtered = self.model(tile[None, None].to(self.device), origin=(top, left))[0, 0].cpu()
+            filtered = self.model(tile[None, None].to(self.device), origin=(top, left))[0, 0].to(plane.device)
             inside = filtered[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
             yield (rows, columns), (inside - shift) / factor
 
@@ -235,7 +235,7 @@ def _gray_noise(channels: int, sigma: float) -> float:
 
 def _opponent_matrix() -> Tensor:
     """Return the orthonormal matrix of `opponent_colors`."""
-    return opponent_colors(torch.eye(3, dtype=torch.float64)[..., None])[..., 0].float()
+    return opponent_colors(torch.eye(3, dtype=torch.float64, device="cpu")[..., None])[..., 0].float()
 
 
 def _margin(model: torch.nn.Module) -> int:

@@ -83,10 +83,13 @@ def _smallest_variance(gray: Tensor, chosen: Tensor) -> float:
     if len(places) > _MAX_PATCHES:
         # float32 cannot represent indices above 2^24
         dtype = torch.float32 if len(places) < 1 << 24 else torch.float64
-        places = places[torch.linspace(0, len(places) - 1, _MAX_PATCHES, dtype=dtype).long()]
+        chosen = torch.linspace(0, len(places) - 1, _MAX_PATCHES, dtype=dtype, device="cpu").long()
+        places = places[chosen.to(places.device)]
     columns = width - _PATCH + 1
     first = places.div(columns, rounding_mode="floor") * width + places % columns
-    offsets = (torch.arange(_PATCH)[:, None] * width + torch.arange(_PATCH)).flatten()
-    patches = gray.flatten()[first[:, None] + offsets].double()
+    steps = torch.arange(_PATCH, device=gray.device)
+    offsets = (steps[:, None] * width + steps).flatten()
+    # not every device has float64
+    patches = gray.flatten()[first[:, None] + offsets].cpu().double()
     covariance = torch.cov(patches.T, correction=0)
     return max(float(torch.linalg.eigvalsh(covariance)[0]), 0.0)
