@@ -60,6 +60,12 @@ def test_coarse_to_fine() -> None:
     assert window.get_last_t() == 0.6
 
 
+def test_maps_numbers_between_ranges() -> None:
+    """As examples/train_toy_example.py of upstream calls it, to anneal levels."""
+    found = [permuto_enc.map_range_val(step, 10, 30, 0.3, 1.0) for step in (0, 10, 20, 30, 99)]
+    np.testing.assert_allclose(found, [0.3, 0.3, 0.65, 1.0, 1.0])
+
+
 def test_recorded_results_of_upstream() -> None:
     """Features of 24 levels down to a sigma of 1e-4, to the rounding of positions plus shifts in float32."""
     scales = np.geomspace(1.0, 1e-4, 24)

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from permutohedral.nn.encoding import FixedBuffers, Numbers, coarse_to_fine, encode_positions, level_tables, read_levels
 from permutohedral.ops.contract import accumulation_dtype
 
-__all__ = ["Coarse2Fine", "PermutoEncoding"]
+__all__ = ["Coarse2Fine", "PermutoEncoding", "map_range_val"]
 
 
 class PermutoEncoding(FixedBuffers):
@@ -121,3 +121,16 @@ class Coarse2Fine(nn.Module):
     def get_last_t(self) -> float:
         """Return the progress of the last call."""
         return self.last_t
+
+
+def map_range_val(
+    input_val: float, input_start: float, input_end: float, output_start: float, output_end: float
+) -> float:
+    """Map a number linearly from one range to another, and clamp it to the ends.
+
+    >>> import permutohedral.compat.permutohedral_encoding as permuto_enc
+    >>> permuto_enc.map_range_val(30, 0, 40, 0.2, 1.0), permuto_enc.map_range_val(50, 0, 40, 0.2, 1.0)
+    (0.8, 1.0)
+    """
+    share = (min(max(input_val, input_start), input_end) - input_start) / (input_end - input_start)
+    return output_start + share * (output_end - output_start)
