@@ -86,6 +86,14 @@ def test_bilateral_filter() -> None:
     compare(lambda image: ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.5), draw(2, 3, 4, 5))
 
 
+def test_solver_where_ratios_are_not_whole() -> None:
+    def function(coarse: Tensor, guide: Tensor) -> Tensor:
+        result: Tensor = ph.upsample(coarse, guide, sigma_color=0.3, num_iterations=1, spatial_dims=1)
+        return result
+
+    compare(function, draw(1, 3), draw(1, 5))
+
+
 def test_bandwidths_that_change_reuse_the_graph() -> None:
     def smooth(image: Tensor, sigma: float) -> Tensor:
         return ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.5)

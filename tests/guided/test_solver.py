@@ -244,6 +244,53 @@ def test_gradient_where_no_data_reach_is_that_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(run, [target], atol=1e-7)
 
 
+def isolated() -> tuple[Tensor, Tensor, Tensor]:
+    """A smooth guide in which pixels of one cell have colors of their own, a coarse target, and a gradient."""
+    guide = 0.3 * picture(1, 0, 12, 12) + 0.1
+    for number, (y, x) in enumerate([(1, 1), (2, 3), (3, 2), (5, 10), (9, 7), (10, 8)]):
+        guide[:, y, x] = 3.0 + number
+    return guide, picture(1, 1, 3, 3), picture(1, 2, 12, 12) - 0.5
+
+
+@pytest.mark.parametrize(("iterations", "tolerance"), [(16, 0.4), (100, 1e-8), (1000, 1e-8)])
+def test_gradient_of_cells_with_isolated_colors(iterations: int, tolerance: float) -> None:
+    """The equations are singular: the means of cells do not determine the values of several isolated pixels."""
+    guide, coarse, upper = isolated()
+    simplices = oracle.locate(features_of(guide))
+    pool = torch.nn.functional.adaptive_avg_pool2d(torch.eye(144).view(-1, 12, 12).double(), (3, 3))
+    means = to_numpy(pool.flatten(1)).T @ simplices.weights
+    equations = 0.7 * roughness(simplices) + 16 * means.T @ means
+    assert np.linalg.matrix_rank(equations) < len(equations)
+    gradient = simplices.weights.T @ to_numpy(upper).reshape(-1)
+    # of all solutions the smallest in the units of the preconditioner
+    units = (0.7 * np.diag(roughness(simplices)) + 16 * means.sum(axis=0)) ** -0.5
+    inverse = units[:, None] * np.linalg.pinv(units[:, None] * equations * units, 1e-10, hermitian=True) * units
+    expected = 16 * means @ (inverse @ gradient)
+    # of data minus their mean, which all pixels have
+    expected += (to_numpy(upper).sum() - expected.sum()) / 9
+    coarse.requires_grad_()
+    options: dict[str, Any] = {"smoothness": 0.7, "num_iterations": iterations, "tolerance": 0.0, "observe": "cells"}
+    ph.bilateral_solver(coarse, guide, **SIGMAS, **options).backward(upper)
+    assert coarse.grad is not None
+    error = np.abs(to_numpy(coarse.grad).reshape(-1) - expected).max() / np.abs(expected).max()
+    assert error < tolerance
+
+
+def test_guide_gradient_with_isolated_colors() -> None:
+    guide, coarse, upper = isolated()
+    options: dict[str, Any] = {"smoothness": 0.7, "num_iterations": 200, "tolerance": 0.0, "observe": "cells"}
+
+    def run(guide: Tensor) -> Tensor:
+        found: Tensor = ph.bilateral_solver(coarse, guide, **SIGMAS, **options)
+        return (found * upper).sum()
+
+    along = picture(1, 4, 12, 12)
+    (gradient,) = torch.autograd.grad(run(guide.requires_grad_()), guide)
+    quotient = (run(guide.detach() + 1e-6 * along) - run(guide.detach() - 1e-6 * along)) / 2e-6
+    # how the choice among several solutions changes is not part of the gradient
+    assert abs(float((gradient * along).sum() - quotient)) < 0.1 * abs(float(quotient))
+
+
 def test_more_iterations_do_not_diverge() -> None:
     """The lattice has parts that only rounding errors join, along which the equations are singular."""
     generator = torch.Generator().manual_seed(779245)

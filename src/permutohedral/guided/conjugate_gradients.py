@@ -64,6 +64,45 @@ def conjugate_gradients(
     return solution
 
 
+def conjugate_residuals(product: Product, right: Tensor, diagonal: Tensor, iterations: int, tolerance: float) -> Tensor:
+    """Minimize the residual b - A y for each channel separately, where b need not be in the range of A.
+
+    Conjugate gradients diverge for such b. Here the part of b in the null space of A stays in the residual, and adds a
+    vector of the null space to y.
+
+    Args:
+        product: A.
+        right: b, `[rows, channels]`.
+        diagonal: as in `conjugate_gradients`.
+        iterations: the maximum number of iterations.
+        tolerance: a channel stops when its residual outside of the null space is at most this share of that of y = 0;
+            0 to stop at rounding.
+
+    >>> diagonal = torch.tensor([[2.0], [0.0]])
+    >>> conjugate_residuals(lambda y: diagonal * y, torch.ones(2, 1), torch.ones(2, 1), 5, 0.0).tolist()
+    [[0.5], [0.5]]
+    """
+    numbers = torch.finfo(right.dtype)
+    solution, scaled = torch.zeros_like(right), right / diagonal
+    direction, image = scaled, product(scaled)
+    across, before = image, (scaled * image).sum(dim=0)
+    enough, is_open = max(tolerance, numbers.eps) ** 2 * before, torch.ones_like(before, dtype=torch.bool)
+    for _ in range(iterations):
+        flat = ROUNDING_ERRORS * numbers.eps * (scaled.square() * diagonal).sum(dim=0)
+        is_open = is_open & (before > enough) & (before > flat)
+        if tolerance > 0 and not is_recorded() and not bool(is_open.any()):
+            break
+        step = across / diagonal
+        length = torch.where(is_open, before / (across * step).sum(dim=0), 0.0)
+        solution, scaled = solution.addcmul(direction, length), scaled.addcmul(step, length, value=-1)
+        image = product(scaled)
+        now = (scaled * image).sum(dim=0)
+        share = torch.where(is_open, now / before, 0.0)
+        direction, across = torch.addcmul(scaled, direction, share), torch.addcmul(image, across, share)
+        before = now
+    return solution
+
+
 def attach(solution: Tensor, residual: Tensor, solve: Product) -> Tensor:
     """Return the solution y of A y = b with derivatives: dy = -A^-1 d(A y - b).
 

@@ -94,11 +94,10 @@ class Grids:
             return maps.reshape(*leading, *self.fine)
         if all(ratio == int(ratio) for ratio in self.ratios):
             return self._repeat(coarse / math.prod(self.ratios))
-        maps = coarse.new_zeros(*leading, *self.fine).requires_grad_()
-        with torch.enable_grad():
-            seen = self.observe(maps)
-        (spread,) = torch.autograd.grad(seen, maps, coarse, create_graph=torch.is_grad_enabled())
-        return spread
+        axes = zip(self.coarse, self.fine, range(-len(self.coarse), 0), strict=True)
+        for few, many, axis in reversed([*axes]):
+            coarse = _spread_axis(coarse, few, many, axis)
+        return coarse
 
     def enlarge(self, coarse: Tensor) -> Tensor:
         """Interpolate without a guide, bicubic in images: `[..., *coarse]` to `[..., *fine]`."""
@@ -161,6 +160,20 @@ class Grids:
             corners = (corners[:, :, None] * coarse + ends[:, None, :]).flatten(1)
             weights = (weights[:, :, None] * torch.cat([1 - part, part], dim=1)[:, None, :]).flatten(1)
         return corners.to(torch.int32), weights
+
+
+def _spread_axis(coarse: Tensor, few: int, many: int, axis: int) -> Tensor:
+    """Apply the transpose of the means over `few` cells of `many` samples along one axis, counted from the last."""
+    # cell i covers the samples from floor(i many / few) to below ceil((i + 1) many / few)
+    cells = torch.arange(few, device=coarse.device)
+    firsts = (cells * many).div(few, rounding_mode="floor")
+    sizes = ((cells + 1) * many + few - 1).div(few, rounding_mode="floor") - firsts
+    shape = few, *[1] * (-axis - 1)
+    means = coarse / sizes.view(shape)
+    owners = (torch.arange(many, device=coarse.device) * few).div(many, rounding_mode="floor")
+    # the first sample of a cell may be the last of the cell before, which owns it
+    is_shared = (owners[firsts] < cells).view(shape)
+    return means.index_select(axis, owners).index_add(axis, firsts, torch.where(is_shared, means, 0.0))
 
 
 def rows_of_samples(places: Tensor, extents: tuple[int, ...]) -> Tensor:

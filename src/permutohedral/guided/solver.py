@@ -18,7 +18,13 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import check_separable
-from permutohedral.guided.conjugate_gradients import ROUNDING_ERRORS, Product, attach, conjugate_gradients
+from permutohedral.guided.conjugate_gradients import (
+    ROUNDING_ERRORS,
+    Product,
+    attach,
+    conjugate_gradients,
+    conjugate_residuals,
+)
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
     Layout,
@@ -372,8 +378,7 @@ class _System:
         """Solve for lattice values, each channel in its own units: squares of large numbers overflow."""
         if not is_recorded() and right.numel() == 0:
             return start
-        unit = right.abs().amax(dim=0, keepdim=True)
-        unit = torch.where(unit > 0, unit, 1.0)
+        unit = _unit(right)
         system = self.product, right / unit, self.diagonal, start / unit
         return unit * conjugate_gradients(*system, iterations, tolerance)
 
@@ -395,7 +400,11 @@ class _System:
             mask = reached.to(gradient.dtype)
             mask = mask[:, :1] if surely_all(reached == reached[:, :1]) else mask
             system = replace(self, smoothness=replace(self.smoothness, scale=self.smoothness.scale * mask))
-        return system.solve(gradient, torch.zeros_like(gradient), iterations, tolerance)
+        if self.seen.observe is None:
+            return system.solve(gradient, torch.zeros_like(gradient), iterations, tolerance)
+        # the means of cells do not determine the values of several components of the lattice in one cell
+        unit = _unit(gradient)
+        return unit * conjugate_residuals(system.product, gradient / unit, self.diagonal, iterations, tolerance)
 
     def blurred(self) -> Tensor:
         """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
@@ -404,6 +413,12 @@ class _System:
             numbers = self.smoothness.sum_neighbors(numbers)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
         return sums / torch.where(mass > 0, mass, 1.0)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Return the largest magnitude of each channel `[1, channels]`, one where it is zero."""
+    unit = rows.abs().amax(dim=0, keepdim=True)
+    return torch.where(unit > 0, unit, 1.0)
 
 
 def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: Tensor) -> _System:
@@ -477,7 +492,8 @@ def bilateral_solver(
     """Smooth a target except at the edges of a guide: the fast bilateral solver (Barron & Poole, 2016).
 
     Gradients flow to target, sample_weight, smoothness and guide by one more
-    solve. They are those of the converged solution, so let it converge where they must be exact.
+    solve. They are those of the converged solution, so let it converge where they must be exact. Values that the data
+    do not determine, such as of several isolated colors in one cell, count as constants.
 
     Args:
         target: tensor or NumPy array `[..., channels, *space]`, floating in any range, or uint8, which is scaled to
