@@ -14,9 +14,17 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        # closed by the parent, such as a daemon
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115 (open until the end)
     # where Ctrl-C is ignored, as in a background job, it stays ignored
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    # unwritten files are deleted on the way out
+    for ending in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(ending) is signal.SIG_DFL:
+            signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     try:
         try:
             _run()

@@ -320,7 +320,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (colors, out, "at most one C", {"axes": "CYC"}),
         (colors, out, "pass Z, Y and X for space", {"axes": "ABC"}),
         (colors, tmp_path / "out.tif", r"ends with \.zarr", {"axes": "YXC"}),
-        (colors, colors, "contains the input", {"axes": "YXC"}),
+        (colors, colors, "would overwrite", {"axes": "YXC"}),
         (colors, tmp_path / "link.zarr", "is not a Zarr store", {"axes": "YXC"}),
         (colors, tmp_path / "other.zarr", "not created by permutohedral", {"axes": "YXC"}),
         (colors, out, "sigma_color is 0", {"axes": "YXC", "sigma_color": 0}),

@@ -103,22 +103,6 @@ def test_lossy_formats_keep_colors(ending: str, tmp_path: Path) -> None:
     assert float((read(output) - as_tensor(pixels)).abs().mean()) < 0.02
 
 
-def test_filter_may_overwrite_its_input(tmp_path: Path, random: np.random.Generator) -> None:
-    pixels = random_pixels(random, 8, 9, 3)
-    path = save(tmp_path / "in.png", pixels)
-    assert invoke("filter", path, path).exit_code == 0
-    expected = ph.bilateral_filter(as_tensor(pixels), sigma_space=8.0, sigma_color=0.1, method="auto")
-    torch.testing.assert_close(read(path), expected, rtol=0, atol=LEVEL)
-
-
-def test_filter_does_not_overwrite_its_guide(tmp_path: Path, random: np.random.Generator) -> None:
-    path = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
-    guide = save(tmp_path / "guide.png", random_pixels(random, 8, 9, 3))
-    before = guide.read_bytes()
-    assert_one_line_error(invoke("filter", path, guide, "--guide", guide), "would overwrite")
-    assert guide.read_bytes() == before
-
-
 def test_filter_prints_json(tmp_path: Path, random: np.random.Generator) -> None:
     source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
     (report,) = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)

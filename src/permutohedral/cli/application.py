@@ -18,12 +18,20 @@ _HELP = """Filters on the permutohedral lattice, for images, arrays and point cl
 Start with 'permutohedral demo'; every command has --help. Results go to stdout, progress and errors to stderr. If
 stdout is not a terminal, only requested output is printed.
 
-Exit codes: 0 done; 1 failed, with the reason on stderr; 2 usage error; 130 interrupted with Ctrl-C.
+Exit codes: 0 done; 1 failed, with the reason on stderr; 2 usage error; 130 interrupted with Ctrl-C; 143
+terminated.
 """
 
 
 class _Application(TyperGroup):
     """All commands; a command that is typed without its group raises an error that names the groups."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reject empty arguments, such as unset variables of a shell, which would name the current folder."""
+        if any(argument == "" or (argument.startswith("--") and argument.endswith("=")) for argument in args):
+            ctx.fail("An argument is empty. Is a variable of your shell unset?")
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that `args` begin with."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from permutohedral.cli.shared import Json, call_job, handle_errors, positive
+from permutohedral.cli.shared import Json, call_job, handle_errors, positive, show
 
 array = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -73,4 +73,4 @@ def filter_array(
             typer.echo(json.dumps([{**report, "tiles": result.num_tiles, "seconds": round(seconds, 3)}], indent=2))
         elif sys.stdout.isatty():
             shape = " x ".join(map(str, result.shape))
-            typer.echo(f"{input} -> {output}: {shape} ({result.axes}), {result.num_tiles} tiles in {seconds:.1f} s")
+            show(f"{input} -> {output}: {shape} ({result.axes}), {result.num_tiles} tiles in {seconds:.1f} s")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from permutohedral.cli.arrays import Memory, Resume, Scheduler, Workers
-from permutohedral.cli.shared import Device, Json, call_job, handle_errors, positive
+from permutohedral.cli.shared import Device, Json, call_job, handle_errors, positive, show
 
 cloud = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -43,7 +43,7 @@ def smooth_cloud(
     with handle_errors():
         count = call_job("smooth_cloud", **options)
         if sys.stdout.isatty():
-            typer.echo(f"{input} -> {output}: {count:,} points")
+            show(f"{input} -> {output}: {count:,} points")
 
 
 @cloud.command("segment")

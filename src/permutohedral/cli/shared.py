@@ -53,8 +53,24 @@ def handle_errors() -> Iterator[None]:
 
 
 def _fail(message: str) -> None:
-    typer.echo(f"error: {message}", err=True)
+    show(f"error: {message}", err=True)
     raise typer.Exit(1)
+
+
+def show(text: str, err: bool = False) -> None:
+    """Print a line with file names, whose control characters could change the terminal."""
+    typer.echo(printable(text), err=err)
+
+
+def printable(text: str) -> str:
+    r"""Escape control characters, but for line breaks.
+
+    >>> print(printable("\x1b[31m.png"))
+    \x1b[31m.png
+    """
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def reuse_freed_memory() -> None:
@@ -72,6 +88,7 @@ def reuse_freed_memory() -> None:
 def progress_bar() -> Iterator[Progress]:
     """Yield a progress callback that draws a bar on stderr if it is a terminal."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
@@ -80,7 +97,7 @@ def progress_bar() -> Iterator[Progress]:
         task = bar.add_task("", total=None)
 
         def report(done: float, total: float, stage: str) -> None:
-            bar.update(task, description=stage, completed=done, total=total if done > 0 else None)
+            bar.update(task, description=escape(printable(stage)), completed=done, total=total if done > 0 else None)
 
         yield report
 
@@ -90,7 +107,7 @@ def call_job(name: str, **options: Any) -> Any:
     from permutohedral import files
 
     with warnings.catch_warnings(), progress_bar() as progress:
-        warnings.showwarning = lambda message, *_: typer.echo(f"note: {message}", err=True)
+        warnings.showwarning = lambda message, *_: show(f"note: {message}", err=True)
         try:
             return getattr(files, name)(**options, progress=progress)
         except KeyboardInterrupt as error:
@@ -119,13 +136,13 @@ def run_batch(name: str, options: dict[str, Any]) -> None:
         typer.echo(json.dumps([result.as_json() for result in results], indent=2))
     elif sys.stdout.isatty():
         for result in results:
-            typer.echo(result.describe(), err=to_stdout)
+            show(result.describe(), err=to_stdout)
     for result in results:
         for note in result.notes():
-            typer.echo(f"note: {note}", err=True)
+            show(f"note: {note}", err=True)
     failed = [result.error for result in results if result.error is not None]
     for error in failed:
-        typer.echo(f"error: {error}", err=True)
+        show(f"error: {error}", err=True)
     if failed:
         raise typer.Exit(1)
 

@@ -22,7 +22,7 @@ from permutohedral.files import array_stores as stores
 from permutohedral.files import tiling
 from permutohedral.files.atomic import cannot_write
 from permutohedral.files.partial import PartialStore
-from permutohedral.files.settings import Progress, check_positive, digest, to_path
+from permutohedral.files.settings import Progress, check_outputs, check_positive, digest, to_path
 from permutohedral.files.tasks import open_pool
 
 # share of the largest integer beyond which all values are alike
@@ -96,14 +96,15 @@ def filter_array(
     if output.suffix != ".zarr":
         raise InputError(f"output is {output}; pass a name that ends with .zarr, since it is a Zarr store")
     check_positive("sigma_color", sigma_color)
+    # a symbolic link is kept, and its target replaced
+    target = output.resolve()
+    check_outputs([input], [target])
+    if target in input.resolve().parents or (stores.is_store(input) and input.resolve() in target.parents):
+        raise InputError(f"output {target} contains the input, or lies in it; pass another output")
     source = stores.open_source(input, axes)
     _warn_of_large_sigma(sigma_color, np.dtype(source.dtype))
     shapes = [source.shape, *source.coarser]
     stores.check_levels(shapes)
-    # a symbolic link is kept, and its target replaced
-    target = output.resolve()
-    if target == input.resolve() or target in input.resolve().parents:
-        raise InputError(f"output {target} contains the input; pass another output")
     if target.exists() and not stores.is_store(target):
         raise InputError(f"output {target} exists and is not a Zarr store; pass another output")
     sigmas = _sigmas_in_samples(source, sigma_space, physical)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from permutohedral.errors import DataError, InputError, PermutohedralError
 from permutohedral.files.formats.image import check_output, format_of, list_images
-from permutohedral.files.settings import STREAM, PathLike, Progress, to_path
+from permutohedral.files.settings import STREAM, PathLike, Progress, check_outputs, to_path
 
 # a file, a folder, or several of both
 Sources = PathLike | Sequence[PathLike]
@@ -182,23 +182,25 @@ def process_in_stages(
     return [results[number] for number in range(len(files))]
 
 
-def optional_path(name: str, path: PathLike | None) -> Path | None:
-    """Convert the argument `name` like `to_path`, and keep None."""
-    return None if path is None else to_path(name, path)
-
-
 def plan_files(
     sources: Sources,
     output: PathLike,
     recursive: bool = False,
-    *,
+    *companions: Path | None,
+    suffix: str | None = None,
     list_folder: Callable[[Path, bool], list[Path]] = list_images,
     check: Callable[[Path, Path], None] = lambda output, source: check_output(output),
 ) -> list[Pair]:
     """Pair sources with outputs, and create folders for the outputs; raise `InputError` if they do not fit.
 
-    Raises `DataError` if a single source is missing. `list_folder` lists the sources in a folder. `check` raises if the
-    result of a single source cannot be written.
+    Raises `DataError` if a single source is missing.
+
+    Args:
+        sources, output, recursive: see `filter_image`.
+        companions: other inputs, files or folders; see `find_companion`.
+        suffix: of results in a folder; default: that of the source.
+        list_folder: lists the sources in a folder.
+        check: raises if the result of a single source cannot be written.
     """
     is_one = isinstance(sources, str | os.PathLike) or not isinstance(sources, Iterable)
     given: Any = [sources] if is_one else sources
@@ -212,24 +214,43 @@ def plan_files(
         if output.is_dir():
             if source == STREAM:
                 raise InputError(f"cannot write {output}: it is a folder; name a file for the image from stdin")
-            output = output / source.name
-            _check_collisions([(source, output)])
+            output = _result(output, source.name, suffix)
         check(output, source)
+        check_outputs(input_files([(source, output)], companions), [output])
         return [(source, output)]
     if STREAM in (*paths, output):
         raise InputError("- is one image on stdin or stdout; name a folder for the results of several")
     if not output.is_dir() and (output.exists() or format_of(output) is not None):
         raise InputError(f"output {output} is a file, but there are several inputs; name a folder for their results")
-    pairs = [pair for source in paths for pair in _pairs(source, output, recursive, list_folder)]
-    _check_collisions(pairs)
+    listed = [(path, name) for source in paths for path, name in _sources(source, output, recursive, list_folder)]
+    pairs = [(path, _result(output, name, suffix)) for path, name in listed]
+    check_outputs(input_files(pairs, companions), [result for _, result in pairs])
+    for place in companions:
+        _check_companion_names(place, pairs)
     for folder in {result.parent for _, result in pairs}:
         make_folder(folder)
     return pairs
 
 
-def _pairs(source: Path, output: Path, recursive: bool, list_folder: Callable[[Path, bool], list[Path]]) -> list[Pair]:
+def _result(folder: Path, name: str | Path, suffix: str | None) -> Path:
+    return folder / (name if suffix is None else Path(name).with_suffix(suffix))
+
+
+def input_files(files: Sequence[Pair], companions: Iterable[Path | None]) -> list[Path]:
+    """Return all files that a job may read: the sources, and companions with everything in their folders."""
+    found = [source for source, _ in files]
+    for place in companions:
+        if place is not None:
+            found += place.iterdir() if place.is_dir() else [place]
+    return found
+
+
+def _sources(
+    source: Path, output: Path, recursive: bool, list_folder: Callable[[Path, bool], list[Path]]
+) -> list[tuple[Path, str | Path]]:
+    """Return files and their names in the folder of the results."""
     if not source.is_dir():
-        return [(source, output / source.name)]
+        return [(source, source.name)]
     if output.resolve() == source.resolve():
         raise InputError(f"the results would overwrite the files in {source}; name another folder")
     # a folder with earlier results may lie in the folder of sources
@@ -237,19 +258,7 @@ def _pairs(source: Path, output: Path, recursive: bool, list_folder: Callable[[P
     if not paths:
         hint = "" if recursive else "; --recursive also searches its folders"
         raise InputError(f"there are no files to process in {source}{hint}")
-    return [(path, output / path.relative_to(source)) for path in paths]
-
-
-def _check_collisions(pairs: Sequence[Pair]) -> None:
-    """Raise if a result would overwrite a source or another result."""
-    sources = {source.resolve() for source, _ in pairs}
-    taken: dict[Path, Path] = {}
-    for source, result in pairs:
-        if result.resolve() in sources:
-            raise InputError(f"the result would overwrite {result}; name another folder")
-        if result in taken:
-            raise InputError(f"the results of {taken[result]} and {source} would both be {result}; rename one of them")
-        taken[result] = source
+    return [(path, path.relative_to(source)) for path in paths]
 
 
 def make_folder(folder: Path) -> None:
@@ -260,35 +269,29 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"cannot create the folder {folder}: {error.strerror}") from error
 
 
-def check_companions(place: Path | None, files: Sequence[Pair]) -> None:
+def _check_companion_names(place: Path | None, files: Sequence[Pair]) -> None:
     """Raise before any work if two sources would have the same companion in the folder `place`."""
     known: dict[str, Path] = {}
-    for source, _ in files if place is not None and len(files) > 1 else ():
+    for source, _ in files if place is not None and place.is_dir() else ():
         other = known.setdefault(source.stem, source)
         if other != source:
             raise InputError(f"{other} and {source} have the same name, and so the same file in {place}; rename one")
 
 
-def find_companion(place: Path, source: Path, *, output: Path | None = None, suffix: str | None = None) -> Path:
+def find_companion(place: Path, source: Path, suffix: str | None = None) -> Path:
     """Return the file that belongs to `source`: `place`, or the file of the same name in the folder `place`.
 
-    Raises `DataError` if there is no such file with this `suffix`, `InputError` if there are several, or if `output`
-    would overwrite it.
+    Raises `DataError` if there is no such file with this `suffix`, `InputError` if there are several.
     """
     if not place.is_dir():
         if not place.exists():
             raise DataError(f"there is no file or folder {place}")
-        path = place
-    elif suffix is None and (place / source.name).is_file():
-        path = place / source.name
-    else:
-        found = [path for path in sorted(place.iterdir()) if path.stem == source.stem and suffix in (None, path.suffix)]
-        if len(found) != 1:
-            error = InputError if found else DataError
-            raise error(
-                f"{place} has {len(found) or 'no'} files named {source.stem}{suffix or '.*'}; {source} needs one"
-            )
-        [path] = found
-    if output is not None and path.resolve() == output.resolve():
-        raise InputError(f"the result of {source} would overwrite {path}; name another file or folder")
-    return path
+        return place
+    if suffix is None and (place / source.name).is_file():
+        return place / source.name
+    named = (path for path in sorted(place.iterdir()) if path.stem == source.stem and path.is_file())
+    found = [path for path in named if suffix in (None, path.suffix.lower())]
+    if len(found) != 1:
+        error = InputError if found else DataError
+        raise error(f"{place} has {len(found) or 'no'} files named {source.stem}{suffix or '.*'}; {source} needs one")
+    return found[0]

@@ -18,10 +18,11 @@ from permutohedral.files.cloud_tiles import classify_points
 from permutohedral.files.partial import PartialStore
 from permutohedral.files.settings import (
     Progress,
-    check_not_overwritten,
+    check_outputs,
     check_positive,
     choose_device,
     digest,
+    optional_path,
     reading,
     to_path,
 )
@@ -81,7 +82,7 @@ def smooth_cloud(
     for name, path in (("input", input), ("output", output)):
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{name} is {path}; pass a file that ends with .las or .laz")
-    check_not_overwritten(input, output)
+    check_outputs([input], [output])
     check_positive("sigma_space", sigma_space)
     scan = _open_scan(input, field)
     # absolute, since workers may run in other folders
@@ -287,13 +288,14 @@ def segment_cloud(
     """
     input, output = to_path("input", input), to_path("output", output)
     cloud_formats.check_same_format(input, output)
-    check_not_overwritten(input, output)
-    if image is not None:
+    given, drawn = optional_path("model", model), optional_path("image", image)
+    check_outputs(filter(None, (input, given)), filter(None, (output, drawn)))
+    if drawn is not None:
         from permutohedral.files.figure import check_ending
 
-        check_ending(to_path("image", image))
+        check_ending(drawn)
     where = choose_device(device)
-    network = PointSegmenter.from_pretrained(None if model is None else to_path("model", model))
+    network = PointSegmenter.from_pretrained(given)
     if network.network.in_channels:
         raise InputError(
             f"model {model} reads {network.network.in_channels} values of each point, which files lack; pass a network "
@@ -313,8 +315,8 @@ def segment_cloud(
     with replacing(output) as partial:
         cloud_formats.copy_with_labels(input, partial, numbers[classes.cpu()])
     names = list(network.classes)
-    if image is not None:
+    if drawn is not None:
         from permutohedral.files.figure import draw_from_above
 
-        draw_from_above(near, classes, names, Path(image))
+        draw_from_above(near, classes, names, drawn)
     return dict(zip(names, torch.bincount(classes, minlength=len(names)).tolist(), strict=True))

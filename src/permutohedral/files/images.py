@@ -17,7 +17,7 @@ from permutohedral.files import batch
 from permutohedral.files.batch import Errors, Sources
 from permutohedral.files.formats.image import check_output, read_image, write_image
 from permutohedral.files.image_tiles import filter_in_tiles
-from permutohedral.files.settings import PathLike, Progress
+from permutohedral.files.settings import PathLike, Progress, optional_path
 from permutohedral.files.transparency import fill_hidden, filter_by_alpha, hide_colors
 from permutohedral.filters.bilateral import warn_of_large_sigma
 from permutohedral.models.image_denoiser import NO_NOISE, Denoiser
@@ -99,8 +99,8 @@ def filter_image(
         InputError: an argument does not fit, or the format of the output cannot hold the image.
         StorageError: an output cannot be written.
     """
-    place, files = batch.optional_path("guide", guide), batch.plan_files(sources, output, recursive)
-    batch.check_companions(place, files)
+    place = optional_path("guide", guide)
+    files = batch.plan_files(sources, output, recursive, place)
     warn_of_large_sigma(sigma_color)
     sigmas = sigma_space, sigma_color
 
@@ -108,7 +108,7 @@ def filter_image(
         image = read_image(source)
         check_output(output, image)
         visible = hide_colors(image.pixels, image.alpha)
-        edges = visible if place is None else _read_guide(place, source, output, visible)
+        edges = visible if place is None else _read_guide(place, source, visible)
         estimates, seconds = [], 0.0
 
         def average(values: Tensor) -> Tensor:
@@ -138,8 +138,8 @@ def filter_image(
     return batch.process_files(process, FilteredImage, files, errors, progress)
 
 
-def _read_guide(place: Path, source: Path, output: Path, pixels: Tensor) -> Tensor:
-    path = batch.find_companion(place, source, output=output)
+def _read_guide(place: Path, source: Path, pixels: Tensor) -> Tensor:
+    path = batch.find_companion(place, source)
     edges = read_image(path).pixels
     check_same_size(path, edges, source, pixels)
     return edges

@@ -19,7 +19,7 @@ from permutohedral.files.formats.image import ImageData, check_output, read_imag
 from permutohedral.files.formats.maps import Map, check_map_output, list_maps, read_map, write_map
 from permutohedral.files.formats.metadata import Metadata
 from permutohedral.files.images import check_same_size, size_of
-from permutohedral.files.settings import PathLike, Progress, to_path
+from permutohedral.files.settings import PathLike, Progress, optional_path, to_path
 from permutohedral.files.transparency import hide_colors
 from permutohedral.guided.maps import guide_and_sigma
 
@@ -84,10 +84,12 @@ def upsample_map(
         unknown: number that marks unknown samples.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    photos, weights = to_path("guide", guide), batch.optional_path("sample_weight", sample_weight)
-    files = batch.plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
+    photos, weights = to_path("guide", guide), optional_path("sample_weight", sample_weight)
+    files = batch.plan_files(sources, output, recursive, photos, weights, list_folder=list_maps, check=check_map_output)
 
-    def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
+    def compute(
+        source: Path, photo: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None
+    ) -> Tensor:
         # swapped arguments would return a small copy of the photo
         if any(extent > room for extent, room in zip(given.values.shape[1:], guide.shape[1:], strict=True)):
             raise InputError(
@@ -126,11 +128,13 @@ def solve_map(
         sigma_luma, sigma_chroma, unknown: see `upsample_map`.
         recursive, errors, progress: see `filter_image`, also for the exceptions.
     """
-    photos, weights = to_path("guide", guide), batch.optional_path("sample_weight", sample_weight)
-    files = batch.plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
+    photos, weights = to_path("guide", guide), optional_path("sample_weight", sample_weight)
+    files = batch.plan_files(sources, output, recursive, photos, weights, list_folder=list_maps, check=check_map_output)
 
-    def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
-        check_same_size(source, given.values, photos, guide, "upsample a smaller map")
+    def compute(
+        source: Path, photo: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None
+    ) -> Tensor:
+        check_same_size(source, given.values, photo, guide, "upsample a smaller map")
         return ph.bilateral_solver(
             given.values,
             guide,
@@ -144,7 +148,7 @@ def solve_map(
 
 
 def _process_maps(
-    compute: Callable[[Path, Map, Tensor, list[float], Tensor | None], Tensor],
+    compute: Callable[[Path, Path, Map, Tensor, list[float], Tensor | None], Tensor],
     files: Sequence[batch.Pair],
     photos: Path,
     sigma_luma: float,
@@ -155,21 +159,20 @@ def _process_maps(
     progress: Progress | None,
 ) -> list[GuidedResult]:
     def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
-        given = read_map(source, unknown)
-        guide, sigma_guide = guide_and_sigma(_read_photo(photos, source, output), 2, sigma_luma, sigma_chroma)
+        given, path = read_map(source, unknown), batch.find_companion(photos, source)
+        guide, sigma_guide = guide_and_sigma(_read_photo(path), 2, sigma_luma, sigma_chroma)
         weight = None
         if weights is not None:
-            weight = _read_weight(batch.find_companion(weights, source, output=output), source, given)
+            weight = _read_weight(batch.find_companion(weights, source), source, given)
         started = time.perf_counter()
-        found = compute(source, given, guide, sigma_guide, weight)
+        found = compute(source, path, given, guide, sigma_guide, weight)
         return _write_result(source, output, given, found, time.perf_counter() - started)
 
     return batch.process_files(process, GuidedResult, files, errors, progress)
 
 
-def _read_photo(place: Path, source: Path, output: Path) -> Tensor:
-    path = batch.find_companion(place, source, output=output)
-    if path.suffix == ".npy":
+def _read_photo(path: Path) -> Tensor:
+    if path.suffix.lower() == ".npy":
         raise InputError(f"guide {path} is a map, not a photo; pass the map first, then the photo")
     photo = read_image(path)
     return hide_colors(photo.pixels, photo.alpha)
@@ -217,7 +220,7 @@ def colorize_image(
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
         image = read_image(source)
-        path = batch.find_companion(place, source, output=output)
+        path = batch.find_companion(place, source)
         colors = read_image(path)
         gray = _luma(image.pixels)
         check_output(output, image.with_pixels(gray.expand(3, -1, -1)))
@@ -243,7 +246,9 @@ def colorize_image(
         known = round(float(drawn.float().mean()), 5)
         return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), 3, known)
 
-    return batch.process_files(process, GuidedResult, batch.plan_files(sources, output, recursive), errors, progress)
+    return batch.process_files(
+        process, GuidedResult, batch.plan_files(sources, output, recursive, place), errors, progress
+    )
 
 
 def _luma(pixels: Tensor) -> Tensor:

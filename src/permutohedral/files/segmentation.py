@@ -19,7 +19,14 @@ from permutohedral.files.formats import labels as label_maps
 from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
 from permutohedral.files.images import check_same_size
 from permutohedral.files.partial import check_settings
-from permutohedral.files.settings import PathLike, Progress, SegmentationSettings, check_not_overwritten, choose_device
+from permutohedral.files.settings import (
+    PathLike,
+    Progress,
+    SegmentationSettings,
+    check_outputs,
+    choose_device,
+    optional_path,
+)
 from permutohedral.files.transparency import hide_colors
 from permutohedral.filters.bilateral import warn_of_large_sigma
 from permutohedral.lattice.tensors import check_count
@@ -132,10 +139,10 @@ def segment_image(
         StorageError: an output cannot be written.
     """
     places = {"labels": labels, "probabilities": probabilities, "trimap": trimap}
-    given = [batch.optional_path(name, place) for name, place in places.items()]
+    given = [optional_path(name, place) for name, place in places.items()]
     if sum(place is not None for place in given) != 1:
         raise InputError("labels, probabilities, trimap: pass exactly one of them")
-    drawn = batch.optional_path("overlay", overlay)
+    drawn = optional_path("overlay", overlay)
     where = choose_device(device)
     size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
     check_count("batch_size", size, least=1)
@@ -151,12 +158,7 @@ def segment_image(
     stored: dict[str, object] = {**{name: name == kind for name in places}, "black_is_a_label": black_is_a_label}
     stored |= {name: float(value) for name, value in asdict(settings).items()}
     # in a folder results are PNG, since labels need exact colors
-    files = [
-        (source, result if result == Path(output) else result.with_suffix(".png"))
-        for source, result in batch.plan_files(sources, output, recursive)
-    ]
-    for place in (*given, drawn):
-        batch.check_companions(place, files)
+    files = batch.plan_files(sources, output, recursive, *given, suffix=".png")
     if len(files) == 1:
         label_maps.check_exact(files[0][1])
     if drawn is not None and len(files) > 1:
@@ -167,24 +169,22 @@ def segment_image(
     def overlay_of(source: Path) -> Path | None:
         return drawn / f"{source.stem}.png" if drawn is not None and drawn.is_dir() else drawn
 
-    outputs = dict(files)
-    for source, result in files:
-        for written in filter(None, (result, overlay_of(source))):
-            check_not_overwritten(source, written)
+    written = [*(result for _, result in files), *filter(None, (overlay_of(source) for source, _ in files))]
+    check_outputs(batch.input_files(files, given), written)
 
     def read(source: Path) -> tuple[_Item, object]:
         photo = read_image(source)
         pixels = hide_colors(photo.pixels, photo.alpha)
         label_place, probability_place, trimap_place = given
         if trimap_place is not None:
-            path = batch.find_companion(trimap_place, source, output=outputs[source])
+            path = batch.find_companion(trimap_place, source)
             # each trimap has colors of its own to fit
             return _read_trimap(path, source, pixels), source
         if probability_place is not None:
             before, energies = _read_probabilities(probability_place, source, pixels)
         else:
             assert label_place is not None
-            path = batch.find_companion(label_place, source, output=outputs[source])
+            path = batch.find_companion(label_place, source)
             if path.suffix.lower() in (".npy", ".npz"):
                 raise InputError(
                     f"{path} is not an image in a format that Pillow reads; pass a .npy file of probabilities with "

@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+import stat
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,19 +50,61 @@ class SegmentationSettings:
 
 
 def to_path(name: str, value: PathLike) -> Path:
-    """Convert the argument `name`; raise `InputError` unless it is a path."""
+    """Convert the argument `name`; raise `InputError` unless it is the path of a file, a folder, or of neither yet."""
     if not isinstance(value, str | os.PathLike):
         raise InputError(
             f"{name} is of type {type(value).__name__}; pass the path of a file, or call a function of arrays, such as "
             "ph.bilateral_filter"
         )
-    return Path(value)
+    if not os.fspath(value):
+        raise InputError(f"{name} is an empty path; pass the path of a file or a folder")
+    path = Path(value)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return path
+    # a name that is too long or has a null character, a link to itself
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name} is {str(path)[:40]!r}, which no file can be: {reason}; pass another path") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and path != STREAM:
+        raise InputError(f"{name} {path} is a pipe or a device; pass a file, or - for an image on stdin or stdout")
+    return path
 
 
-def check_not_overwritten(source: Path, output: Path) -> None:
-    """Raise `InputError` if `output` is the file `source`."""
-    if output != STREAM and output.resolve() == source.resolve():
-        raise InputError(f"the result would overwrite {source}; name another file")
+def optional_path(name: str, path: PathLike | None) -> Path | None:
+    """Convert the argument `name` like `to_path`, and keep None."""
+    return None if path is None else to_path(name, path)
+
+
+def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
+    """Raise `InputError` if an output would overwrite an input or another output, also by another name of the file.
+
+    >>> check_outputs([Path("photo.png")], [Path("smooth.png"), Path("./photo.png")])
+    Traceback (most recent call last):
+        ...
+    permutohedral.errors.InputError: the result would overwrite photo.png; name another file or folder
+    """
+    known = {_identity(path): path for path in inputs if path != STREAM}
+    taken: dict[Hashable, Path] = {}
+    for path in (path for path in outputs if path != STREAM):
+        identity = _identity(path)
+        if identity in known:
+            raise InputError(f"the result would overwrite {known[identity]}; name another file or folder")
+        if identity in taken:
+            both = path if path == taken[identity] else f"{taken[identity]}, also named {path}"
+            raise InputError(f"two results would both be {both}; name one of them differently")
+        taken[identity] = path
+
+
+def _identity(path: Path) -> Hashable:
+    """Return a key that all names of a file share: links, and other letter case where the system ignores it."""
+    try:
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    except OSError:
+        real = os.path.realpath(path)
+        return real.casefold() if sys.platform in ("darwin", "win32") else real
 
 
 def check_positive(name: str, value: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -89,7 +88,6 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
     # NiceGUI looks at all objects when it stops, and one of torch's warns
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     # after Ctrl-C or SIGTERM the server has closed all sockets, and raises the signal again
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])

@@ -16,7 +16,6 @@ from torch import Tensor
 from permutohedral.errors import DataError, InputError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.image import ImageData, check_output, list_images, read_image, write_image
-from permutohedral.files.settings import check_not_overwritten
 from permutohedral.files.tiling import cast_rounded
 
 _TIFF = (".tif", ".tiff")
@@ -126,7 +125,6 @@ def list_maps(folder: Path, recursive: bool = False) -> list[Path]:
 
 def check_map_output(path: Path, source: Path) -> None:
     """Raise `InputError` before any work if the map of `source` cannot be written to `path`."""
-    check_not_overwritten(source, path)
     if path.suffix == ".npy":
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {path.parent}; create it")
