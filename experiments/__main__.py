@@ -18,7 +18,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Reproduce the tables of the paper.")
     parser.add_argument("experiment", nargs="?", choices=sorted(REGISTRY), metavar="NAME", help="see --list")
     parser.add_argument("--list", action="store_true", help="list the experiments, or the rows of NAME")
-    parser.add_argument("--row", action="append", default=[], metavar="ROW", help="run only this row; repeatable")
+    parser.add_argument(
+        "--row",
+        action="append",
+        default=[],
+        metavar="ROW",
+        help="run only this row, or all rows of a pattern; repeatable",
+    )
     parser.add_argument(
         "--config", action="append", default=[], type=Path, metavar="FILE", help="run the row in this YAML file"
     )
@@ -37,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--first",
         metavar="ACTION",
-        help="cross_validate (denoising: choose the scale), time_steps (lidar) or tune (fields: choose settings)",
+        help="time_steps (lidar) or tune (fields: choose settings)",
     )
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import multiprocessing
 import os
@@ -71,6 +72,8 @@ class Experiment(Generic[Config]):
     def choose_rows(self, names: Sequence[str] = (), files: Sequence[Path] = (), smoke: bool = False) -> list[Config]:
         """Return the configurations of rows and of files with one row each. Default: all rows that run by default.
 
+        A name may be a pattern such as "scale_*".
+
         Raises:
             InputError: there is no such row or file, or it does not fit.
         """
@@ -78,10 +81,11 @@ class Experiment(Generic[Config]):
         known = content["rows"] | content.get("more_rows", {})
         if not names and not files:
             names = list(content["rows"])
-        unknown = [name for name in names if name not in known]
+        matches = {pattern: fnmatch.filter(known, pattern) for pattern in names}
+        unknown = [pattern for pattern, found in matches.items() if not found]
         if unknown:
             raise InputError(f"row: there is no {unknown[0]!r}; choose from {', '.join(known)}")
-        chosen = [{"name": name} | known[name] for name in names]
+        chosen = [{"name": name} | known[name] for found in matches.values() for name in found]
         configs = [parse_config(self.config, row) for row in [*chosen, *map(_read_yaml, files)]]
         return [shorten(config, content["smoke"]) for config in configs] if smoke else configs
 
@@ -128,7 +132,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def shorten(config: Config, limits: Mapping[str, Any]) -> Config:
-    """Lower every number to the one of the same name in `limits`, and replace None by it."""
+    """Lower every number to the one of the same name in `limits`, and replace None and texts by it."""
     changes: dict[str, Any] = {}
     for name, limit in limits.items():
         own = getattr(config, name)
@@ -136,7 +140,7 @@ def shorten(config: Config, limits: Mapping[str, Any]) -> Config:
             # a row that is not trained has no training to shorten
             changes[name] = None if own is None else shorten(own, limit)
         else:
-            changes[name] = limit if own is None else min(own, limit)
+            changes[name] = limit if own is None or isinstance(own, str) else min(own, limit)
     return replace(config, **changes)
 
 

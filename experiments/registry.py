@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 # by name: the module whose `EXPERIMENTS` defines it, and a summary
 REGISTRY = {
     "denoising": ("experiments.denoising.run", "Denoise photographs: Table (b) of the paper."),
+    "deep_denoising": ("experiments.denoising.deep", "Denoise photographs with deep networks on the lattice."),
     "mnist": ("experiments.mnist.run", "Recognize digits from scattered samples: Table (a) of the paper."),
     "sampling": ("experiments.mnist.run", "Recognize digits from clustered, incomplete and foveated samples."),
     "rotation": ("experiments.invariance.run", "Recognize rotated digits after training on upright ones."),

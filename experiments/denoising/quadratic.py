@@ -20,17 +20,25 @@ from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenois
 LinearDenoiser = SpatialDenoiser | PermutohedralDenoiser | CombinedDenoiser
 
 
+def _layers_of(model: LinearDenoiser) -> list[SpatialDenoiser | ph.nn.PermutohedralConv]:
+    if isinstance(model, CombinedDenoiser):
+        return [model.permutohedral.convolution, model.spatial]
+    return [model if isinstance(model, SpatialDenoiser) else model.convolution]
+
+
 def weights_of(model: LinearDenoiser) -> Tensor:
-    """Return all weights, without scales of features, `[weights]`."""
-    return torch.cat([each.flatten() for name, each in model.named_parameters() if name.endswith("weight")])
+    """Return the weights of all filters, `[weights]`."""
+    layers = _layers_of(model)
+    return torch.cat([(each.weight if isinstance(each, SpatialDenoiser) else each.filter).flatten() for each in layers])
 
 
 @torch.no_grad()
 def set_weights(model: LinearDenoiser, weights: Tensor) -> None:
-    """Set all weights `[weights]`."""
-    parameters = [each for name, each in model.named_parameters() if name.endswith("weight")]
-    for parameter, part in zip(parameters, weights.split([each.numel() for each in parameters]), strict=True):
-        parameter.copy_(part.view_as(parameter))
+    """Set the weights of all filters, `[weights]`."""
+    layers = _layers_of(model)
+    for layer, part in zip(layers, weights.split([each.weight.numel() for each in layers]), strict=True):
+        around = None if isinstance(layer, SpatialDenoiser) else layer.gaussian
+        layer.weight.copy_(part.view_as(layer.weight) - (0 if around is None else around))
 
 
 def responses_of(model: LinearDenoiser, noisy: Tensor) -> Tensor:
@@ -39,11 +47,11 @@ def responses_of(model: LinearDenoiser, noisy: Tensor) -> Tensor:
         return torch.cat([responses_of(part, noisy) for part in (model.permutohedral, model.spatial)], dim=1)
     if isinstance(model, SpatialDenoiser):
         return F.unfold(model.pad(noisy), model.weight.shape[-1]).reshape(len(noisy), -1, *noisy.shape[-2:])
-    taps = model.convolution.weight.shape[0]
-    each_tap = torch.eye(taps, dtype=noisy.dtype, device=noisy.device)[:, None, :]
-    lattice = model.convolution.build_lattice(model.features(noisy))
+    layer = model.convolution
+    each_tap = torch.eye(layer.neighborhood.filter_size, dtype=noisy.dtype, device=noisy.device)[:, None, :]
+    lattice = layer.build_lattice(model.features(noisy))
     filtered = ph.permutohedral_filter(
-        noisy.flatten(2).mT, None, each_tap, normalization="homogeneous", lattice=lattice
+        noisy.flatten(2).mT, None, each_tap, normalization=layer.normalization, lattice=lattice
     )
     return filtered.mT.reshape(len(noisy), -1, *noisy.shape[-2:])
 

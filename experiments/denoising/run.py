@@ -1,19 +1,16 @@
-"""Table (b) of the paper: denoising BSDS500."""
+"""Table (b) of the paper: denoising BSDS500 with filters that are linear in their weights."""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from experiments.data.bsds500 import GrayImage, Split, add_noise, load_images
-from experiments.denoising.crops import CropSampler
+from experiments.denoising.images import Split, evaluate, read_images
 from experiments.denoising.quadratic import (
     LinearDenoiser,
     QuadraticErrors,
@@ -22,290 +19,237 @@ from experiments.denoising.quadratic import (
     set_weights,
     weights_of,
 )
-from experiments.experiment import Experiment, Log
-from experiments.quality import mean_psnr, psnr
+from experiments.denoising.walk import WalkingConv
+from experiments.experiment import Experiment
 from experiments.report import WEIGHTS, Column, Page, Table
-from experiments.results import FORBID_EXTRA, Result, weights_path, write_json, write_weights
+from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, StepBatches, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
-from permutohedral.models.deep_denoising import DeepDenoiser
-from permutohedral.models.denoising import PermutohedralDenoiser
-from permutohedral.models.pretrained import build_denoiser
+from permutohedral.filters.normalization import Normalization
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.nn import PermutohedralConv
 
-# the grid of --first cross_validate
-SIGMA_SPACES = (1.0, 1.25, 1.5, 1.75, 2.0)
-SIGMA_COLORS = (0.175, 0.2, 0.225, 0.25, 0.3)
+
+@dataclass(frozen=True, config=FORBID_EXTRA)
+class Candidates:
+    """Settings among which a row chooses on validation images.
+
+    Attributes:
+        sigma_spaces: standard deviations over positions, in pixels.
+        sigma_colors: standard deviations over gray values, each tried with every one over positions.
+        steps: numbers of training steps.
+    """
+
+    sigma_spaces: tuple[float, ...] = ()
+    sigma_colors: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
 class DenoisingConfig:
-    """One row of the table.
+    """One row of the tables.
 
     Attributes:
         name: of the row and its files.
         title: in the table.
-        model: "identity" (the noisy input), "spatial", "permutohedral", "combined", "deep" or "bm3d".
-        options: arguments of the model.
+        model: "identity" (the noisy input), "spatial", "permutohedral", or "combined" (the sum of the last two).
         paper: mean PSNR in the paper.
-        noise: standard deviation of the noise, of 255.
-        training: how to train. None: evaluate the initial model.
-        samples: of a training step: whole "images" with fixed noise, through their quadratic errors, for models that
-            are linear in their weights; or "crops" with new noise.
-        crop: height and width of a crop.
-        captured_rows: on a GPU, capture the step on crops as a CUDA graph, with this many lattice points per pixel.
+        table: in which the row stands: the "paper"'s, or that of "choices" or "least_squares" solutions.
+        base: name of the row from which this one differs in a single choice.
+        size: width of the spatial filter.
+        sigma_space: standard deviation over positions, in pixels, on the lattice.
+        sigma_color: standard deviation over gray values; white is 1.
+        neighbors: on the lattice: "exact", or "walk" as the released layer finds them.
+        normalization: see `permutohedral_filter`.
+        around: see `PermutohedralConv`.
+        weights: "initial" (the Gaussian on the lattice, the mean over the spatial filter), or "least_squares".
+        training: how to train on whole images, starting from `weights`. None: not at all.
         loss: "euclidean", the mean squared error; or "logarithmic", the mean of its logarithm, as in the PSNR.
-        start: "initial" weights, or the "least_squares" solution.
+        candidates: settings to choose among. None: those of the row.
+        noise: standard deviation of the noise, of 255.
+        split: of the images on which the row is evaluated.
         train_images: number of training images. Default: all 200.
-        train_on_val: train on the val images, too.
-        test_images: number of test images. Default: all 200.
+        test_images: number of images of `split`. Default: all.
         center: use only the central square of this many pixels of every image.
-        views: also evaluate the mean over the eight flips and rotations of an image.
-        seed: of noise, weights and crops.
+        seed: of the noise.
     """
 
     name: str
     title: str
-    model: Literal["identity", "spatial", "permutohedral", "combined", "deep", "bm3d"]
-    options: dict[str, Any] = field(default_factory=dict)
+    model: Literal["identity", "spatial", "permutohedral", "combined"]
     paper: float | None = None
-    noise: float = 25.0
+    table: Literal["paper", "choices", "least_squares"] = "paper"
+    base: str | None = None
+    size: int = 5
+    sigma_space: float | None = None
+    sigma_color: float | None = None
+    neighbors: Literal["exact", "walk"] = "exact"
+    normalization: Normalization = "homogeneous"
+    around: Literal["gaussian"] | None = None
+    weights: Literal["initial", "least_squares"] = "initial"
     training: TrainingSettings | None = None
-    samples: Literal["images", "crops"] = "images"
-    crop: int = 64
-    captured_rows: float | None = None
-    loss: Literal["euclidean", "logarithmic"] = "logarithmic"
-    start: Literal["initial", "least_squares"] = "initial"
+    loss: Literal["euclidean", "logarithmic"] = "euclidean"
+    candidates: Candidates | None = None
+    noise: float = 25.0
+    split: Split = "test"
     train_images: int | None = None
-    train_on_val: bool = False
     test_images: int | None = None
     center: int | None = None
-    views: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # checks the options without changing the random numbers of the caller
-        with torch.random.fork_rng(devices=[]):
-            build_model(self)
-        linear = self.model in ("spatial", "permutohedral", "combined")
-        scaled = bool(self.options.get("learn_sigma"))
-        if self.training and self.model in ("identity", "bm3d"):
-            raise InputError(f"training must be None: the model {self.model} has no weights")
-        if self.training and self.samples == "images" and (not linear or scaled):
-            raise InputError("samples: images needs a model that is linear in all its weights; use samples: crops")
-        if self.start == "least_squares" and not linear:
-            raise InputError("start: least_squares needs a model that is linear in its weights; use start: initial")
+        if self.model == "identity" and (self.training or self.weights != "initial"):
+            raise InputError("training must be None and weights initial: the noisy input has no weights")
+        on_lattice = self.model in ("permutohedral", "combined")
+        tries_scales = self.candidates is not None and self.candidates.sigma_spaces
+        if on_lattice and not tries_scales and (self.sigma_space is None or self.sigma_color is None):
+            raise InputError(f"sigma_space and sigma_color must be given for the model {self.model}")
+        if self.candidates is not None and self.split != "validation":
+            raise InputError(f"split must be validation for a row with candidates, got {self.split}")
+        if self.candidates is not None and self.candidates.steps and self.training is None:
+            raise InputError("training must be given for candidates with steps")
 
 
-def build_model(config: DenoisingConfig) -> nn.Module:
-    """Build the model of a row, with weights drawn from its seed."""
-    torch.manual_seed(config.seed)
-    return Bm3d(config.noise / 255) if config.model == "bm3d" else build_denoiser(config.model, config.options)
-
-
-class EightViews(nn.Module):
-    """Average a denoiser over the eight flips and rotations of an image."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, noisy: Tensor) -> Tensor:
-        """Denoise `[1, 1, height, width]`."""
-        total = torch.zeros_like(noisy)
-        for axes in ((-2, -1), (-1, -2)):
-            views = noisy.transpose(*axes) if axes == (-1, -2) else noisy
-            flips: list[list[int]] = [[], [-2], [-1], [-2, -1]]
-            denoised = self.model(torch.cat([views.flip(flip) for flip in flips]))
-            back = sum(view.flip(flip) for view, flip in zip(denoised.split(1), flips, strict=True))
-            total += back.transpose(*axes) if axes == (-1, -2) else back
-        return total / 8
-
-
-class Bm3d(nn.Module):
-    """BM3D from the package bm3d, on the CPU."""
-
-    def __init__(self, sigma: float) -> None:
-        super().__init__()
-        self.sigma = sigma
-
-    def forward(self, noisy: Tensor) -> Tensor:
-        """Denoise `[batch, 1, height, width]`."""
-        try:
-            from bm3d import bm3d
-        except ModuleNotFoundError as error:
-            raise InputError("model: bm3d needs the package bm3d; run pip install bm3d") from error
-        images = [torch.from_numpy(bm3d(image[0].cpu().double().numpy(), self.sigma)) for image in noisy]
-        return torch.stack(images)[:, None].to(noisy)
+def build_model(config: DenoisingConfig) -> LinearDenoiser | nn.Identity:
+    """Build the initial model of a row."""
+    if config.model == "identity":
+        return nn.Identity()
+    if config.model == "spatial":
+        return SpatialDenoiser(config.size)
+    assert config.sigma_space is not None
+    assert config.sigma_color is not None
+    scale = config.sigma_space, config.sigma_color
+    layer = PermutohedralConv if config.neighbors == "exact" else WalkingConv
+    convolution = layer(
+        1, 1, 3, 2, bias=False, init="gaussian", around=config.around, normalization=config.normalization
+    )
+    if config.model == "permutohedral":
+        filtered = PermutohedralDenoiser(*scale)
+        filtered.convolution = convolution
+        return filtered
+    combined = CombinedDenoiser(*scale, size=config.size)
+    combined.permutohedral.convolution = convolution
+    return combined
 
 
 def run(config: DenoisingConfig, options: RunOptions) -> tuple[dict[str, Any], dict[str, float]]:
-    """Train and evaluate one row."""
-    model = build_model(config).to(options.device)
-    seconds: dict[str, float] = {}
-    metrics: dict[str, Any] = {"weights": count_weights(model)}
+    """Fit and evaluate one row, or each of its candidates."""
     started = time.perf_counter()
-    if config.training is not None:
-        metrics |= train(model, config, config.training, options)
-        seconds["training"] = time.perf_counter() - started
+    if config.candidates is not None:
+        scores = {
+            name: measure_psnr(fit_model(candidate, options), candidate, options)
+            for name, candidate in list_candidates(config).items()
+        }
+        return {"psnr": scores}, {"selection": time.perf_counter() - started}
+    model = fit_model(config, options)
+    seconds = {"training": time.perf_counter() - started}
     if model.state_dict():
         write_weights(weights_path(config, options.output), model)
     started = time.perf_counter()
-    images = load(config, "test", config.test_images, options)
-    scores = evaluate(model.eval(), options.track(images, "evaluating"), config, options.device)
+    score = measure_psnr(model, config, options)
     seconds["evaluation"] = time.perf_counter() - started
-    metrics |= {"psnr": sum(scores.values()) / len(scores), "psnr_per_image": scores}
-    if config.views:
-        scores = evaluate(EightViews(model), options.track(images, "evaluating views"), config, options.device)
-        metrics["psnr_of_eight_views"] = sum(scores.values()) / len(scores)
-    return metrics, seconds
+    return {"weights": count_weights(model), "psnr": score}, seconds
 
 
-def load(config: DenoisingConfig, split: Split, limit: int | None, options: RunOptions) -> list[GrayImage]:
-    """Read images of a split, cropped to the center that the configuration names."""
-    images = load_images(split, options.data, limit)
-    return images if config.center is None else [center(image, config.center) for image in images]
-
-
-def center(image: GrayImage, size: int) -> GrayImage:
-    """Return the central square of `size` pixels."""
-    top, left = (max(0, (extent - size) // 2) for extent in image.pixels.shape)
-    return GrayImage(image.name, image.pixels[top : top + size, left : left + size])
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, images: Iterable[GrayImage], config: DenoisingConfig, device: torch.device
-) -> dict[str, float]:
-    """Return the PSNR in dB of every image, by name."""
-    scores = {}
-    for image in images:
-        noisy = add_noise(image, config.noise / 255, config.seed).to(device)
-        scores[image.name] = psnr(model(noisy[None, None])[0, 0], image.pixels.to(device))
-    return scores
-
-
-def train(model: nn.Module, config: DenoisingConfig, settings: TrainingSettings, options: RunOptions) -> dict[str, Any]:
-    """Train a model and return metrics of the training."""
-    images = load(config, "train", config.train_images, options)
-    if config.train_on_val:
-        images += load(config, "val", config.train_images, options)
-    if config.samples == "crops" and config.start == "initial":
-        return _train_on_crops(model, config, settings, options, images)
-    linear = cast(LinearDenoiser, model)
-    tracked = options.track(images, "measuring")
-    errors = measure_quadratic_errors(linear, tracked, config.noise / 255, config.seed, options.device)
-    solution = errors.least_squares()
-    metrics: dict[str, Any] = {
-        "train_psnr_of_least_squares": mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
+def list_candidates(config: DenoisingConfig) -> dict[str, DenoisingConfig]:
+    """Return the rows among which a row chooses, by the settings in which they differ."""
+    tried = config.candidates or Candidates()
+    found = {
+        f"{space:g} px, {color:g}": replace(config, candidates=None, sigma_space=space, sigma_color=color)
+        for space in tried.sigma_spaces
+        for color in tried.sigma_colors
     }
-    if config.start == "least_squares":
-        set_weights(linear, solution.float())
-    if config.samples == "crops":
-        return metrics | _train_on_crops(model, config, settings, options, images)
-    _train_on_images(model, config, settings, options, errors)
-    return metrics | {"train_psnr": mean_psnr(errors.evaluate(weights_of(linear).detach()))}
+    if config.training is not None:
+        for steps in tried.steps:
+            training = replace(config.training, steps=steps)
+            found[f"{steps:,} steps"] = replace(config, candidates=None, training=training)
+    return found
 
 
-def _train_on_images(
-    model: nn.Module, config: DenoisingConfig, settings: TrainingSettings, options: RunOptions, errors: QuadraticErrors
+def measure_psnr(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> float:
+    """Return the mean PSNR in dB over the images of the row's split."""
+    images = read_images(config.split, options.data, config.test_images, config.center)
+    tracked = options.track(images, "evaluating")
+    return evaluate(model, tracked, config.noise / 255, config.seed, options.device)
+
+
+def fit_model(config: DenoisingConfig, options: RunOptions) -> nn.Module:
+    """Build the model of a row and fit its weights to the training images."""
+    model = build_model(config).to(options.device)
+    if isinstance(model, nn.Identity) or (config.training is None and config.weights == "initial"):
+        return model
+    images = read_images("train", options.data, config.train_images, config.center)
+    tracked = options.track(images, "measuring")
+    errors = measure_quadratic_errors(model, tracked, config.noise / 255, config.seed, options.device)
+    if config.weights == "least_squares":
+        set_weights(model, errors.least_squares().float())
+    if config.training is not None:
+        train(model, errors, config, config.training, options)
+    return model
+
+
+def train(
+    model: LinearDenoiser,
+    errors: QuadraticErrors,
+    config: DenoisingConfig,
+    settings: TrainingSettings,
+    options: RunOptions,
 ) -> None:
+    """Train the weights of a model on the quadratic errors of whole images."""
     batches = StepBatches(len(errors.constant), settings.batch_size, config.seed)
 
     def loss(step: int) -> Tensor:
         chosen = batches(step)
-        matrix, vector, constant = errors.matrix[chosen], errors.vector[chosen], errors.constant[chosen]
-        return loss_of(evaluate_errors(matrix, vector, constant, weights_of(cast(LinearDenoiser, model))), config)
+        batch = errors.matrix[chosen], errors.vector[chosen], errors.constant[chosen]
+        each = evaluate_errors(*batch, weights_of(model))
+        return each.log().mean() if config.loss == "logarithmic" else each.mean() / 2
 
     fit(model, loss, settings, options, checkpoint_folder(config, options))
 
 
-def _train_on_crops(
-    model: nn.Module,
-    config: DenoisingConfig,
-    settings: TrainingSettings,
-    options: RunOptions,
-    images: Sequence[GrayImage],
-) -> dict[str, Any]:
-    # torch's types do not know this argument of Module.to
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    crops = CropSampler(images, config.crop, config.noise / 255, config.seed, options.device)
-    capture = config.captured_rows is not None and options.device.type == "cuda"
-    if capture and isinstance(model, DeepDenoiser):
-        model.bound_lattices(config.captured_rows)
-
-    def loss(noisy: Tensor, clean: Tensor) -> Tensor:
-        return loss_of((model(noisy).float() - clean).square().mean(dim=(1, 2, 3)), config)
-
-    # all batches have one shape, so cuDNN may search for its fastest algorithm
-    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-    try:
-        fit(
-            model,
-            loss,
-            settings,
-            options,
-            checkpoint_folder(config, options),
-            batch=lambda step: crops.draw(step, settings.batch_size),
-            capture=capture,
-        )
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-    metrics: dict[str, Any] = {"steps": settings.steps}
-    if isinstance(model, DeepDenoiser) and model.lattice_fullness():
-        model.bound_lattices(None)
-        metrics["lattice_fullness"] = model.lattice_fullness()
-        if metrics["lattice_fullness"] > 1:
-            warnings.warn(f"captured_rows is too small by a factor of {metrics['lattice_fullness']:.2f}", stacklevel=2)
-    return metrics
-
-
-def loss_of(errors: Tensor, config: DenoisingConfig) -> Tensor:
-    """Return the loss of a batch from the mean squared error of each item."""
-    return errors.log().mean() if config.loss == "logarithmic" else errors.mean() / 2
-
-
-def cross_validate(configs: list[DenoisingConfig], options: RunOptions, log: Log) -> list[DenoisingConfig]:
-    """Choose the scale of the features on the validation images, as the paper does, and write `scales.json`."""
-    first = configs[0]
-    images = load(first, "val", first.test_images, options)
-    scores: dict[tuple[float, float], float] = {}
-    for scale in ((space, color) for space in SIGMA_SPACES for color in SIGMA_COLORS):
-        found = evaluate(PermutohedralDenoiser(*scale).to(options.device), images, first, options.device)
-        scores[scale] = sum(found.values()) / len(found)
-        log(f"sigma_space {scale[0]:g} pixels, sigma_color {scale[1]:g}: {scores[scale]:.3f} dB")
-    best = max(scores, key=lambda scale: (scores[scale], scale))
-    chosen = dict(zip(("sigma_space", "sigma_color"), best, strict=True))
-    table = {f"{space:g}, {color:g}": score for (space, color), score in scores.items()}
-    write_json(options.output / "scales.json", {"metrics": {"psnr": table, **chosen}, "val_images": len(images)})
-    return [
-        replace(config, options=config.options | chosen)
-        if "sigma_space" in config.options and config.model != "deep"
-        else config
-        for config in configs
-    ]
-
-
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
-    """Report PSNR next to the paper's."""
-    config = results[0].config
-    columns = [
-        Column("Method", "config/title", "{}"),
-        WEIGHTS,
-        Column("Paper, dB", "config/paper"),
-        Column("Ours, dB", "metrics/psnr"),
-        Column("Mean of eight views, dB", "metrics/psnr_of_eight_views"),
-        Column("Training images, dB", "metrics/train_psnr", "{:.3f}"),
-        Column("Closed form on these, dB", "metrics/train_psnr_of_least_squares", "{:.3f}"),
+    """Report PSNR next to the paper's, and what each choice is worth."""
+    titles = {result.name: result.config["title"] for result in results}
+    scores = {result.key: result.metrics["psnr"] for result in results}
+    tested, chosen = list[Result](), list[Result]()
+    for result in results:
+        config, metrics = result.config, dict(result.metrics)
+        if config["candidates"] is not None:
+            metrics["chosen"] = max(metrics["psnr"], key=metrics["psnr"].__getitem__)
+            metrics["psnr"] = metrics["psnr"][metrics["chosen"]]
+            chosen.append(replace(result, metrics=metrics))
+            continue
+        if config["paper"] is not None:
+            metrics["difference"] = metrics["psnr"] - config["paper"]
+        base = scores.get((config["base"], result.split, result.seed))
+        if base is not None:
+            metrics |= {"before": titles[config["base"]], "gain": metrics["psnr"] - base}
+        tested.append(replace(result, metrics=metrics))
+    title, psnr = Column("Method", "config/title", "{}"), Column("Ours, dB", "metrics/psnr", spread=" ± {:.3f}")
+    paper = Column("Paper, dB", "config/paper"), psnr, Column("Difference, dB", "metrics/difference", "{:+.2f}")
+    scale = Column("Position, px", "config/sigma_space", "{:g}"), Column("Gray value", "config/sigma_color", "{:g}")
+    before = Column("Compared with", "metrics/before", "{}")
+    layouts = {
+        "paper": ("Table (b)", [title, WEIGHTS, *paper]),
+        "choices": (
+            "One choice at a time",
+            [title, before, *scale, psnr, Column("Gain, dB", "metrics/gain", "{:+.2f}")],
+        ),
+        "least_squares": ("Least squares", [title, WEIGHTS, *scale, psnr]),
+    }
+    tables = [
+        Table(columns, rows, heading=heading)
+        for name, (heading, columns) in layouts.items()
+        if (rows := [result for result in tested if result.config["table"] == name])
     ]
-    square = "" if config["center"] is None else f", the central {config['center']} x {config['center']} pixels of each"
+    if chosen:
+        columns = [title, Column("Chosen", "metrics/chosen", "{}"), Column("Validation, dB", "metrics/psnr")]
+        tables.append(Table(columns, chosen, heading="Chosen on validation images"))
     text = (
-        f"Mean PSNR over {len(results[0].metrics['psnr_per_image'])} test images of BSDS500{square}. The noise has a "
-        f"standard deviation of {config['noise']:g}/255 and is not clipped. The closed form is the least-squares "
-        "solution for models that are linear in their weights."
+        "Mean PSNR over the test images of BSDS500 ± its sample standard deviation over seeds of the noise. The noise "
+        "has a standard deviation of 25/255 and is not clipped."
     )
-    return [Page("Denoising", text, [Table(columns, results)])]
+    return [Page("Denoising", text, tables, name="denoising")]
 
 
-EXPERIMENTS = {
-    "denoising": Experiment("denoising", DenoisingConfig, run, report, actions={"cross_validate": cross_validate})
-}
+EXPERIMENTS = {"denoising": Experiment("denoising", DenoisingConfig, run, report, seeds=3, as_table=True)}

@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from experiments.data.bsds500 import GrayImage, load_images
+from experiments.denoising.deep import EXPERIMENTS, build_model, train
+from experiments.denoising.images import center
 from experiments.denoising.quadratic import QuadraticErrors, measure_quadratic_errors, set_weights, weights_of
-from experiments.denoising.run import EXPERIMENTS, build_model, center, train
 from experiments.quality import mean_psnr
 from experiments.results import read_weights, weights_path
 from experiments.training import RunOptions, TrainingSettings
@@ -85,10 +86,10 @@ def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> lis
 def add_deep(folder: Path, path: Path) -> None:
     """Add the deep network of the experiment's output folder to a file of weights."""
     kept = [(entry, model) for entry, model in read_pretrained(path) if entry.name != DEEP_ROW]
-    [config] = EXPERIMENTS["denoising"].choose_rows([DEEP_ROW])
+    [config] = EXPERIMENTS["deep_denoising"].choose_rows([DEEP_ROW])
     model = build_model(config)
     model.load_state_dict(read_weights(weights_path(config, folder)))
-    save_pretrained([*kept, (Entry(DEEP_ROW, config.model, config.options, config.noise), model.eval())], path)
+    save_pretrained([*kept, (Entry(DEEP_ROW, "deep", config.options, config.noise), model.eval())], path)
 
 
 def tune_deep(
@@ -104,8 +105,8 @@ def tune_deep(
         # the same network of scaled images
         model.head.weight *= strongest.noise / noise
         model.tail.weight *= noise / strongest.noise
-    [config] = EXPERIMENTS["denoising"].choose_rows([DEEP_ROW])
-    train(model, replace(config, noise=noise, crop=crop, captured_rows=None), settings, options)
+    [config] = EXPERIMENTS["deep_denoising"].choose_rows([DEEP_ROW])
+    train(model, replace(config, training=settings, noise=noise, crop=crop, captured_rows=None), options)
     tuned = replace(strongest, noise=noise)
     kept = [(entry, model) for entry, model in read_pretrained(path) if entry != tuned]
     save_pretrained([*kept, (tuned, model.eval())], path)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support import DEVICE
 
+import permutohedral as ph
 from experiments.data.bsds500 import GrayImage
-from experiments.denoising import run as denoising
+from experiments.denoising import images
 from experiments.denoising.crops import CropSampler
-from experiments.denoising.run import EXPERIMENTS, DenoisingConfig, EightViews, build_model, run
+from experiments.denoising.deep import EXPERIMENTS, EightViews, build_model
+from experiments.denoising.quadratic import LinearDenoiser, responses_of, set_weights, weights_of
+from experiments.denoising.run import Candidates, DenoisingConfig, fit_model, report, run
 from experiments.denoising.ship import DEEP_ROW, add_deep, tune_deep
-from experiments.results import weights_path, write_weights
-from experiments.training import RunOptions, TrainingSettings, seed_everything
+from experiments.denoising.walk import walk_to_neighbors
+from experiments.results import Result, weights_path, write_weights
+from experiments.training import RunOptions, TrainingSettings
 from permutohedral.errors import InputError
-from permutohedral.models.denoising import PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
 
 
@@ -30,42 +36,122 @@ def made_images(split: str, folder: Path | None = None, limit: int | None = None
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
-    monkeypatch.setattr(denoising, "load_images", made_images)
-    return RunOptions(tmp_path, device_name="cpu")
+    monkeypatch.setattr(images, "load_images", made_images)
+    return RunOptions(tmp_path, tmp_path, device_name="cpu")
 
 
-def row(model: str, **changes: object) -> DenoisingConfig:
-    training = TrainingSettings(steps=60, batch_size=4, optimizer="adam", learning_rate=0.01, weight_decay=0.0)
-    values = {"training": training, "train_images": 6, "test_images": 3, "crop": 24} | changes
+def settings(**changes: Any) -> TrainingSettings:
+    values: dict[str, Any] = {
+        "steps": 60,
+        "batch_size": 6,
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+        "weight_decay": 0.0,
+    } | changes
+    return TrainingSettings(**values)
+
+
+def row(model: str, **changes: Any) -> DenoisingConfig:
+    values: dict[str, Any] = {"train_images": 6, "test_images": 3, "split": "validation"} | changes
+    if model in ("permutohedral", "combined"):
+        values = {"sigma_space": 1.0, "sigma_color": 0.4} | values
     return DenoisingConfig("row", "Row", model, **values)  # type: ignore[arg-type]
 
 
-def test_training_on_images_approaches_the_closed_form(options: RunOptions) -> None:
-    metrics, seconds = run(row("combined"), options)
-    assert metrics["weights"] == 90
-    assert metrics["train_psnr"] > metrics["train_psnr_of_least_squares"] - 1.0
-    assert metrics["psnr"] == pytest.approx(sum(metrics["psnr_per_image"].values()) / 3)
-    assert set(seconds) == {"training", "evaluation"}
+def psnr_of(config: DenoisingConfig, options: RunOptions) -> float:
+    return float(run(config, options)[0]["psnr"])
 
 
-def test_training_on_crops_starts_from_the_closed_form(options: RunOptions) -> None:
-    noisy = run(row("identity", training=None), options)[0]["psnr"]
-    initial = run(row("spatial", training=None), options)[0]["psnr"]
-    seed_everything(0)
-    trained = run(row("spatial", samples="crops", start="least_squares", views=True), options)[0]
-    assert trained["psnr"] > max(initial, noisy) + 0.5
-    assert trained["psnr_of_eight_views"] > trained["psnr"] - 0.5
-    assert trained["steps"] == 60
+@pytest.mark.parametrize("model", [SpatialDenoiser, PermutohedralDenoiser, CombinedDenoiser])
+def test_output_is_the_sum_of_the_responses_times_the_weights(model: type[LinearDenoiser]) -> None:
+    denoiser = model()
+    weights = torch.randn(weights_of(denoiser).shape)
+    set_weights(denoiser, weights)
+    assert torch.equal(weights_of(denoiser), weights)
+    noisy = torch.rand(2, 1, 13, 17)
+    expected = (responses_of(denoiser, noisy) * weights[:, None, None]).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(denoiser(noisy), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_cross_validation_chooses_the_scale_of_lattice_rows(options: RunOptions) -> None:
-    lattice, spatial = row("permutohedral", options={"sigma_space": 9.0, "sigma_color": 9.0}), row("spatial")
-    lines: list[str] = []
-    chosen = EXPERIMENTS["denoising"].actions["cross_validate"]([lattice, spatial], options, lines.append)
-    assert chosen[0].options["sigma_space"] in denoising.SIGMA_SPACES
-    assert chosen[1] == spatial
-    assert len(lines) == len(denoising.SIGMA_SPACES) * len(denoising.SIGMA_COLORS)
-    assert (options.output / "scales.json").is_file()
+@pytest.mark.parametrize("normalization", ["symmetric", "density", "coverage", "none"])
+@pytest.mark.parametrize("neighbors", ["exact", "walk"])
+def test_responses_have_the_normalization_and_neighbors_of_the_row(
+    normalization: str, neighbors: str, options: RunOptions
+) -> None:
+    config = row("permutohedral", normalization=normalization, neighbors=neighbors, around="gaussian", sigma_color=0.1)
+    denoiser = fit_model(config, options)
+    assert isinstance(denoiser, PermutohedralDenoiser)
+    noisy = torch.rand(1, 1, 20, 21)
+    before = denoiser(noisy)
+    weights = torch.randn(65)
+    set_weights(denoiser, weights)
+    torch.testing.assert_close(weights_of(denoiser), weights)
+    expected = (responses_of(denoiser, noisy) * weights[:, None, None]).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(denoiser(noisy), expected, atol=1e-4, rtol=1e-4)
+    other = fit_model(replace(config, neighbors="walk" if neighbors == "exact" else "exact"), options)
+    assert not torch.allclose(other(noisy), before, atol=1e-2)
+
+
+def test_the_walk_stops_at_the_first_missing_lattice_point() -> None:
+    lattice = ph.build_lattice(4 * torch.rand(30, 2, generator=torch.Generator().manual_seed(0)), neighborhood_size=2)
+    key_of = {tuple(key): number for number, key in enumerate(lattice.source.keys[:, 1:].tolist())}
+    table = walk_to_neighbors(lattice)
+    lost = 0
+    for column, key in enumerate(key_of):
+        for number, tap in enumerate(lattice.neighborhood.taps.tolist()):
+            # all lattice points on the way, axis by axis
+            place, reached = list(key), True
+            for axis, count in enumerate(tap):
+                for _ in range(count):
+                    place = [x - 1 + 3 * (axis == other) for other, x in enumerate(place)]
+                    reached &= tuple(place) in key_of
+            assert table[number, column] == (key_of[tuple(place)] if reached else -1)
+            lost += not reached and tuple(place) in key_of
+    assert lost > 0
+
+
+def test_training_approaches_least_squares(options: RunOptions) -> None:
+    initial, least = psnr_of(row("combined"), options), psnr_of(row("combined", weights="least_squares"), options)
+    trained = psnr_of(row("combined", training=settings(), loss="logarithmic"), options)
+    assert initial + 0.3 < trained
+    assert least > initial + 0.3
+
+
+def test_weight_decay_pulls_to_the_gaussian_only_around_it(options: RunOptions) -> None:
+    decay = settings(optimizer="sgd", learning_rate=0.1, momentum=0.0, weight_decay=5.0, steps=30)
+    gaussian = weights_of(PermutohedralDenoiser()).detach()
+    for around, expected in (("gaussian", gaussian), (None, torch.zeros(65))):
+        denoiser = fit_model(row("permutohedral", training=decay, around=around), options)
+        assert isinstance(denoiser, PermutohedralDenoiser)
+        torch.testing.assert_close(weights_of(denoiser).detach(), expected, atol=0.05, rtol=0)
+
+
+def test_a_row_with_candidates_evaluates_each_and_the_report_names_the_best(options: RunOptions) -> None:
+    tried = Candidates(sigma_spaces=(1.0, 9.0), sigma_colors=(0.2,))
+    scales = row("permutohedral", candidates=tried)
+    metrics, _ = run(scales, options)
+    steps = row("spatial", candidates=Candidates(steps=(1, 50)), training=settings())
+    assert metrics["psnr"]["1 px, 0.2"] == psnr_of(row("permutohedral", sigma_color=0.2), options)
+    assert metrics["psnr"]["1 px, 0.2"] > metrics["psnr"]["9 px, 0.2"]
+    trained = run(steps, options)[0]["psnr"]
+    assert trained["50 steps"] > trained["1 steps"]
+    [page] = report([Result("denoising", "row", asdict(scales), metrics, 0)], options)
+    assert "| Row | 1 px, 0.2 |" in str(page.tables[0])
+
+
+def test_the_report_compares_a_row_with_the_same_noise() -> None:
+    first, second = (
+        row("identity", split="test", paper=20.0),
+        row("identity", split="test", table="choices", base="row"),
+    )
+    results = [
+        Result("denoising", name, asdict(replace(config, name=name)), {"psnr": 20.0 + seed + gain}, seed)
+        for name, config, gain in (("row", first, 0.0), ("other", second, 0.25))
+        for seed in range(2)
+    ]
+    [page] = report(results, RunOptions(Path()))
+    assert "| 20.50 ± 0.707 | +0.50 |" in str(page.tables[0])
+    assert str(page.tables[1]).endswith("| +0.25 |")
 
 
 def test_eight_views_of_a_symmetric_filter_are_the_filter() -> None:
@@ -76,7 +162,7 @@ def test_eight_views_of_a_symmetric_filter_are_the_filter() -> None:
 def test_the_deep_row_is_added_to_the_weights_of_the_package(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_pretrained([(Entry("a", "permutohedral", {}, 60.0), PermutohedralDenoiser())], path)
-    [config] = EXPERIMENTS["denoising"].choose_rows([DEEP_ROW])
+    [config] = EXPERIMENTS["deep_denoising"].choose_rows([DEEP_ROW])
     model = build_model(config)
     write_weights(weights_path(config, tmp_path), model)
     # a second time it is replaced
@@ -89,12 +175,11 @@ def test_the_deep_row_is_added_to_the_weights_of_the_package(tmp_path: Path) -> 
 
 def test_tuning_starts_as_the_network_of_scaled_images(tmp_path: Path, options: RunOptions) -> None:
     path, noisy = tmp_path / "weights.safetensors", torch.rand(1, 1, 24, 24)
-    [config] = EXPERIMENTS["denoising"].choose_rows([DEEP_ROW])
+    [config] = EXPERIMENTS["deep_denoising"].choose_rows([DEEP_ROW])
     save_pretrained([(Entry(DEEP_ROW, "deep", config.options, 25.0), build_model(config))], path)
-    settings = TrainingSettings(steps=1, batch_size=2, optimizer="adam", learning_rate=1e-12, weight_decay=0.0)
     # a second time it is replaced
     for _ in range(2):
-        tune_deep(10.0, path, options, settings, crop=24)
+        tune_deep(10.0, path, options, settings(steps=1, batch_size=2, learning_rate=1e-12), crop=24)
     (_, model), (entry, tuned) = read_pretrained(path)
     assert (entry.name, entry.noise) == (DEEP_ROW, 10.0)
     with torch.no_grad():

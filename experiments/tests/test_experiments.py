@@ -166,7 +166,7 @@ def test_the_list_needs_no_torch() -> None:
         (["denoising", "--row", "best"], "there is no 'best'; choose from noisy, cnn"),
         (["denoising", "--config", "absent.yaml"], "config: cannot read absent.yaml"),
         (["denoising", "--data", "absent", "--row", "noisy"], "point --data"),
-        (["denoising", "--first", "time_steps"], "it has cross_validate"),
+        (["denoising", "--first", "time_steps"], "it has none"),
         (["mnist", "--split", "train"], "split: Input should be 'test' or 'validation'"),
         (["fields", "--split", "validation"], "the rows of fields have one split only"),
         (["mnist", "--report-only"], "there are no results of mnist in"),
@@ -198,7 +198,9 @@ def test_rejects_wrong_usage(arguments: list[str]) -> None:
         ("mnist", {"epochs": 1}, "epochs: "),
         ("rotation", {"window": -1}, "window must be at least 0"),
         ("denoising", {"training": {"steps": 1, "batch_size": 1}}, "training must be None"),
-        ("denoising", {"start": "least_squares"}, "start: least_squares needs a model"),
+        ("denoising", {"weights": "least_squares"}, "weights initial"),
+        ("denoising", {"candidates": {}}, "split must be validation for a row with candidates, got test"),
+        ("denoising", {"candidates": {"steps": [1]}, "split": "validation"}, "training must be given"),
         ("mri", {"training": {"steps": 1, "batch_size": 1}}, "training must be None"),
         ("mri", {"size": 30}, "size must be a multiple of 4"),
         ("upsampling", {"method": "magic"}, "method must be one of"),
@@ -221,6 +223,11 @@ def test_shorten_lowers_numbers_and_replaces_none() -> None:
     assert shorten(settings, {"steps": 5, "batch_size": 4, "gradient_clip": 1.0}) == TrainingSettings(
         steps=5, batch_size=2, gradient_clip=1.0
     )
+
+
+def test_a_pattern_chooses_rows() -> None:
+    configs = load_experiment("denoising").choose_rows(["steps_*", "noisy"])
+    assert [config.name for config in configs] == ["steps_pcnn", "steps_pcnn_cnn", "noisy"]
 
 
 def test_seeds_repeat_all_rows() -> None:

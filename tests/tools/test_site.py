@@ -56,10 +56,12 @@ def test_gallery_has_every_tutorial() -> None:
 
 
 def test_pages_stay_short() -> None:
-    words = {page: len(page.read_text().split()) for page in [*DOCS.rglob("*.md"), *TUTORIALS]}
+    # tables made from results are not written by hand
+    table = re.compile(r"<!-- table: .+? -->\n.*?<!-- end of table -->", flags=re.DOTALL)
+    words = {page: len(table.sub("", page.read_text()).split()) for page in [*DOCS.rglob("*.md"), *TUTORIALS]}
     guide = sum(count for page, count in words.items() if page.parent.name in ("guide", "tutorials"))
     assert guide <= 15_000
-    assert sum(words.values()) <= 28_000
+    assert sum(words.values()) <= 24_400
 
 
 def test_every_public_name_is_in_the_reference() -> None:
