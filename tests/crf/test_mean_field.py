@@ -10,7 +10,7 @@ import pytest
 import torch
 from field_oracle import DenseKernel
 from oracle import Array
-from support import DEVICE, TOLERANCE, assert_close, to_numpy, to_tensor, vertices_of
+from support import DEVICE, TOLERANCE, assert_close, draw, to_numpy, to_tensor, vertices_of
 from torch import Tensor
 
 import permutohedral as ph
@@ -156,10 +156,34 @@ def test_infinite_energies(labels: int, logarithms: bool) -> None:
             )
             assert_close(found.detach().exp() if logarithms else found.detach(), expected)
         assert bool(torch.autograd.grad(found[1:].sum(), energies)[0].isfinite().all())
+    # the neighbors decide
+    alike = finite.clone()
+    alike[0] = 7.0
+    expected = ph.crf.mean_field(alike, kernels, num_iterations=2)
     energies = finite.clone().index_fill(0, torch.tensor([0], device=DEVICE), torch.inf).requires_grad_()
-    found = ph.crf.mean_field(energies, kernels, num_iterations=2, logarithms=logarithms)
-    assert bool(found.isfinite().all())
-    assert bool(torch.autograd.grad(found.sum(), energies)[0].isfinite().all())
+    for options in ({}, {"tolerance": 0.0}):
+        found = ph.crf.mean_field(energies, kernels, num_iterations=2, logarithms=logarithms, **options)
+        assert_close(found.detach().exp() if logarithms else found.detach(), expected)
+        assert bool(torch.autograd.grad(found.sum(), energies)[0].isfinite().all())
+    assert_close(ph.crf.mean_field(energies.detach(), kernels, num_iterations=2), expected)
+
+
+def test_gradients_of_forbidden_labels_are_those_of_expensive_ones() -> None:
+    """Compatibilities that repel are damped, which takes products with energies; rare marginals underflow."""
+    energies, features = draw(20, 3, dtype=torch.float32), draw(20, 2, seed=1, dtype=torch.float32)
+    for compatibility in (-0.6, torch.tensor([-0.6, -0.5, 1.0]), 0.6):
+        found = []
+        for cost in (80.0, 1e3, torch.inf):
+            energies[3, 0] = cost
+            costs = torch.as_tensor(compatibility, device=DEVICE).requires_grad_()
+            inputs = [energies.clone().requires_grad_(), features.clone().requires_grad_(), costs]
+            kernels = [ph.crf.Kernel(inputs[1], inputs[2])]
+            marginals = ph.crf.mean_field(inputs[0], kernels, num_iterations=2)
+            energy = ph.crf.free_energy(marginals, inputs[0], kernels)
+            found.append(torch.autograd.grad(energy + marginals[:, 1].sum(), inputs))
+        for limit, large, infinite in zip(*found, strict=True):
+            assert_close(large, limit)
+            assert_close(infinite, limit)
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16, torch.float64])

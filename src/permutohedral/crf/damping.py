@@ -63,8 +63,7 @@ def find_damping(
 def is_filtered_both_ways(damping: Damping, compatibilities: Sequence[float | Tensor]) -> bool | Tensor:
     """Return whether all kernels are filtered in both directions, which makes them symmetric.
 
-    The free energy of attractive Potts models falls without it. While torch traces, the result for a scalar tensor is a
-    tensor.
+    Attractive Potts models do not oscillate without it. While torch traces, the result for a scalar tensor is a tensor.
     """
     if damping != "auto":
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,9 @@ from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops import composite
 from permutohedral.ops.contract import Declined, PairwiseTables, accumulation_dtype, energies_error
 from permutohedral.ops.tracing import is_traced, wants_gradient
+
+# scores are finite even times this
+_LARGEST_DAMPING = 2.0**20
 
 
 def mean_field(
@@ -43,9 +47,10 @@ def mean_field(
             forbids a label, unless all labels of a point have it.
         kernels: `spatial_kernel`, `bilateral_kernel` or `Kernel`. The items of a batch may share their features.
         num_iterations: maximum number of steps.
-        damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes a t with which the free
-            energy does not rise: zero where compatibilities attract, as positive numbers do. If they are tensors of
-            several numbers, or repel, kernels are filtered in both directions, which makes them symmetric.
+        damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes a t that prevents
+            oscillation. It is zero where compatibilities attract, as positive numbers do; near convergence the free
+            energy may then rise by a few percent. If they are tensors of several numbers, or repel, kernels are
+            filtered in both directions, which makes them symmetric, and the free energy does not rise.
         tolerance: an item has converged when no marginal changes by more than this.
         lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
         start: initial marginals, of the shape of energies; they are normalized to sum one.
@@ -100,7 +105,8 @@ def free_energy(
     """Return the free energy of marginals, which the mean field minimizes, for each item.
 
     It is sum_i Q_i (log Q_i + U_i) + sum_kernels <Q, K Q mu> / 2, an upper bound of the negative logarithm of the
-    partition function. With the normalizations "symmetric" and "none", steps with damping "auto" do not raise it.
+    partition function. With the normalizations "symmetric" and "none", steps with damping "auto" do not raise it where
+    kernels are filtered in both directions, and hardly raise it elsewhere: see `mean_field`.
 
     Args:
         marginals: from `mean_field`.
@@ -122,9 +128,10 @@ def free_energy(
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
         dtype = _working_dtype(pairwise, energies)
-        costs, rows = layout.to_rows(energies).to(dtype), layout.to_rows(marginals).to(dtype)
-        # a label of probability zero may cost infinity
-        unary = torch.where(rows > 0, rows * costs, 0.0) - torch.special.entr(rows)
+        costs, rows = _allow_labels(layout.to_rows(energies), 1).to(dtype), layout.to_rows(marginals).to(dtype)
+        # a label of probability zero may cost infinity, and its logarithm has no derivative
+        costs = torch.where((rows == 0) & costs.isinf(), 0.0, costs)
+        unary = rows * (costs + torch.where(rows > 0, rows, 1.0).log())
         for pair in pairwise:
             unary = unary + rows * pair.compose().cost(rows) / 2
         items, num_items = items_of_rows(layout, kernels, rows.device)
@@ -196,7 +203,23 @@ def _working_dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtyp
 
 def _scores_of(energies: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
     """Return negative energies, `[rows, labels]`, finite: infinities have no difference."""
-    return -layout.to_rows(energies).to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    # products with the damping must be finite, too
+    largest = torch.finfo(dtype).max / _LARGEST_DAMPING
+    return -_allow_labels(layout.to_rows(energies), 1).to(dtype).clamp(-largest, largest)
+
+
+def _allow_labels(energies: Tensor, axis: int) -> Tensor:
+    """Return energies with zeros at points where all labels along `axis` are forbidden: their neighbors decide."""
+    return torch.where((energies == torch.inf).all(dim=axis, keepdim=True), 0.0, energies)
+
+
+def _has_infinity(energies: Tensor) -> bool:
+    """Return whether an energy may be infinite; without torch, whose threads wait for each other on a busy machine."""
+    numbers = energies.detach()
+    if numbers.dtype not in (torch.float32, torch.float64):
+        # unknown to NumPy
+        return True
+    return numbers.numel() > 0 and not float(numbers.numpy().max()) < math.inf
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -259,6 +282,9 @@ class _FusedMeanField:
 
     def run(self, energies: Tensor, start: Tensor | None, logarithms: bool) -> Tensor | Declined:
         """Run all steps, and return the marginals as planes, `[items, labels, points]`."""
+        if energies.device.type == "cpu" and (is_traced() or _has_infinity(energies)):
+            # kernels of a GPU do the same
+            energies = _allow_labels(energies, self.layout.label_axis)
         planes = self.layout.to_planes(energies), None if start is None else self.layout.to_planes(start)
         as_logits = logarithms or wants_gradient(energies, start, *(pair.compatibility for pair in self.pairwise))
         found = composite.mean_field.fuse(

@@ -36,6 +36,11 @@ class Layout:
     def num_items(self) -> int:
         return 1 if self.items is None else self.items
 
+    @property
+    def label_axis(self) -> int:
+        """The axis of the labels, as given."""
+        return len(self.shape) - 1 if self.labels_last else 0 if self.items is None else 1
+
     def to_planes(self, tensor: Tensor) -> Tensor:
         """Reshape to `[items, labels, points]`, a view if possible."""
         if self.labels_last:
@@ -56,8 +61,7 @@ class Layout:
 
     def normalize(self, marginals: Tensor) -> Tensor:
         """Return marginals that sum to one at each point; uniform ones where all are zero."""
-        axis = -1 if self.labels_last else 0 if self.items is None else 1
-        total = marginals.sum(dim=axis, keepdim=True)
+        total = marginals.sum(dim=self.label_axis, keepdim=True)
         return torch.where(total > 0, marginals / torch.where(total > 0, total, 1.0), 1 / self.labels)
 
 

@@ -271,6 +271,9 @@ def scores_kernel(
     known = inside[:, None] & (label < LABELS)[None, :]
     plane = plane_of(point, label, points_per_item, LABELS)
     score = -tl.load(energies + plane, mask=known, other=0.0).to(output.dtype.element_ty)
+    # neighbors decide where all labels are forbidden
+    allowed = tl.sum((known & (score != float("-inf"))).to(tl.int32), axis=1)
+    score = tl.where(allowed[:, None] > 0, score, 0.0)
     # infinite scores have no difference; a minimum would turn NaN into a number
     score = tl.where(score > _LARGEST, _LARGEST, tl.where(score < -_LARGEST, -_LARGEST, score))
     if PLANES:
