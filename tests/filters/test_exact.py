@@ -244,6 +244,14 @@ def test_gradients_of_points() -> None:
     )
 
 
+@pytest.mark.parametrize("normalization", ["none", "homogeneous", "symmetric"])
+def test_gradients_without_channels(normalization: Any) -> None:
+    features = torch.randn(5, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    output = ph.gaussian_filter(features.new_zeros(5, 0), features, method="exact", normalization=normalization)
+    (gradient,) = torch.autograd.grad(output.sum(), features)
+    assert_close(gradient, torch.zeros_like(features))
+
+
 def test_gradients_of_pictures() -> None:
     random = np.random.default_rng(7)
     image, guide = (to_tensor(random.random(size=size)).requires_grad_() for size in ((2, 2, 3), (1, 2, 3)))

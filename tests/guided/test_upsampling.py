@@ -347,3 +347,13 @@ def test_parts_with_an_origin_equal_the_whole(mode: Any, sampling: Any) -> None:
         coarse[:, 10:]
     )
     assert_close(part[:, 32:], whole[:, 72:])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_colors_of_sixteen_bits_are_rounded_once(mode: Any) -> None:
+    """The default bandwidth is a few units in the last place of bfloat16 colors."""
+    guide, coarse = maps(3, 24, 24).bfloat16(), maps(1, 4, 4, seed=1).bfloat16()
+    expected = ph.upsample(coarse.double(), guide.double(), mode=mode)
+    assert_close(ph.upsample(coarse, guide, mode=mode), expected, torch.bfloat16)
+    colors = ph.features.opponent_colors(guide)
+    assert_close(colors, ph.features.opponent_colors(guide.double()), torch.bfloat16)

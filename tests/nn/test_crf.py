@@ -199,3 +199,12 @@ ERRORS: dict[str, ErrorCase] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_rejects_mismatched_arguments(name: str) -> None:
     assert_raises(*ERRORS[name])
+
+
+def test_ensembles_of_layers() -> None:
+    """Stacked parameters, of fixed bandwidths too."""
+    layers = [layer(spatial_sigma=sigma, kernel_weights=(sigma, 2.0)) for sigma in (1.5, 2.5)]
+    logits, guide = pictures(5, 6)
+    stacked, _ = torch.func.stack_module_state([*layers])
+    found = torch.vmap(lambda each: torch.func.functional_call(layers[0], each, (logits, guide)))(stacked)
+    assert_close(found, torch.stack([each(logits, guide) for each in layers]))

@@ -121,7 +121,8 @@ def guide_and_sigma(
     if channels != 3 or spatial_dims != 2:
         return guide, [_SIGMA_OTHER] * channels
     # in opponent colors white is at the square root of 3
-    return opponent_colors(guide), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
+    wide = guide.to(accumulation_dtype(guide.dtype))
+    return opponent_colors(wide), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
 
 
 def default_guide(guide: Tensor, spatial_dims: int) -> tuple[Tensor, list[float]]:

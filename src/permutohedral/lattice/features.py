@@ -101,9 +101,11 @@ def opponent_colors(image: Tensor) -> Tensor:
         raise InputError(
             f"image must be floating [..., 3, height, width], got {image.dtype} of shape {tuple(image.shape)}"
         )
-    red, green, blue = image.unbind(dim=-3)
+    # 16 bits are rounded once
+    red, green, blue = image.to(accumulation_dtype(image.dtype)).unbind(dim=-3)
     gray = (red + green + blue) / 3**0.5
-    return torch.stack([gray, (red - blue) / 2**0.5, (red - 2 * green + blue) / 6**0.5], dim=-3)
+    axes = torch.stack([gray, (red - blue) / 2**0.5, (red - 2 * green + blue) / 6**0.5], dim=-3)
+    return axes.to(image.dtype)
 
 
 def join(*features: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from permutohedral.lattice.features import check_image, positive_numbers, read_n
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.tracing import breaks_graph, is_recorded
+from permutohedral.ops.tracing import breaks_graph, is_traced
 
 Compatibility = Literal["potts", "diagonal", "matrix"]
 
@@ -162,7 +162,7 @@ class DenseCRF(nn.Module):
         return logits.shape[logits.dim() - self.spatial_dims - 1]
 
     def _sigmas(self) -> Sequence[float | Tensor]:
-        if self.log_sigma.requires_grad or is_recorded():
+        if self.log_sigma.requires_grad or is_traced():
             return tuple(self.log_sigma.exp())
         # plain numbers, for which features are computed in one call
         return [math.exp(logarithm) for logarithm in self.log_sigma.tolist()]

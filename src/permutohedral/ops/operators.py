@@ -378,10 +378,10 @@ def _pull(
     axis: int,
 ) -> Tensor:
     """sum_i w_ki <own_k, others_i> (other_features_i - own_features_k): the gradient with respect to own_features."""
-    channels = others.shape[axis]
+    channels, dimension = others.shape[axis], other_features.shape[axis]
     wide = torch.cat([_products(others, other_features, axis), others], dim=axis)
-    moments, sums = total(wide).split([channels * other_features.shape[axis], channels], dim=axis)
-    drawn = (moments.unflatten(axis, (channels, -1)) * own.unsqueeze(axis)).sum(axis - 1)
+    moments, sums = total(wide).split([channels * dimension, channels], dim=axis)
+    drawn = (moments.unflatten(axis, (channels, dimension)) * own.unsqueeze(axis)).sum(axis - 1)
     pulled: Tensor = drawn - own_features * (own * sums).sum(axis, keepdim=True)
     return pulled
 
