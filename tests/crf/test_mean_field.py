@@ -161,8 +161,8 @@ def test_infinite_energies(labels: int, logarithms: bool) -> None:
     alike[0] = 7.0
     expected = ph.crf.mean_field(alike, kernels, num_iterations=2)
     energies = finite.clone().index_fill(0, torch.tensor([0], device=DEVICE), torch.inf).requires_grad_()
-    for options in ({}, {"tolerance": 0.0}):
-        found = ph.crf.mean_field(energies, kernels, num_iterations=2, logarithms=logarithms, **options)
+    for tolerance in (None, 0.0):
+        found = ph.crf.mean_field(energies, kernels, num_iterations=2, logarithms=logarithms, tolerance=tolerance)
         assert_close(found.detach().exp() if logarithms else found.detach(), expected)
         assert bool(torch.autograd.grad(found.sum(), energies)[0].isfinite().all())
     assert_close(ph.crf.mean_field(energies.detach(), kernels, num_iterations=2), expected)
