@@ -165,6 +165,8 @@ FILTERS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "lattice 1-D": ("BilateralFilter", (_maps(2, 1, 30), 2.0, 0.4, True)),
     "lattice 2-D": ("BilateralFilter", (_maps(2, 3, 9, 12), 3.0, 0.5, True)),
     "lattice 3-D": ("BilateralFilter", (_maps(1, 1, 5, 6, 7), 2.0, 0.3, True)),
+    # many pixels lie on facets of the lattice
+    "lattice of equal colors": ("BilateralFilter", (_maps(1, 2, 9, 12).round(), 4.0, 0.5, True)),
     "window 1-D": ("BilateralFilter", (_maps(2, 1, 30), 2.0, 0.4, False)),
     "window 2-D": ("BilateralFilter", (_maps(2, 3, 9, 12), 1.5, 0.5, False)),
     "window 3-D": ("BilateralFilter", (_maps(1, 1, 5, 6, 7), 1.0, 0.3, False)),

@@ -1,7 +1,7 @@
 """Drop-in for the compiled layers of MONAI, with correct gradients: bilateral and permutohedral filters, and the CRF.
 
-Tensors are `[batch, channels, *space]` with one to three axes of space, and stay on their device. docs/guide/monai.md
-lists the differences.
+Tensors are `[batch, channels, *space]` with one to three axes of space, and stay on their device. Those of 16 bits are
+filtered in float32. docs/guide/monai.md lists the differences.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -20,12 +21,30 @@ from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.lattice.features import positions, positive_numbers
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.tensors import check_count, check_tensor
+from permutohedral.ops.reference import elevation_matrix
 
-__all__ = ["CRF", "BilateralFilter", "PHLFilter", "TrainableBilateralFilter", "TrainableJointBilateralFilter"]
+__all__ = [
+    "CRF",
+    "BilateralFilter",
+    "PHLFilter",
+    "TrainableBilateralFilter",
+    "TrainableBilateralFilterFunction",
+    "TrainableJointBilateralFilter",
+    "TrainableJointBilateralFilterFunction",
+]
+
+Sigma = float | Tensor
 
 _MOST_AXES = 3
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # standard deviation along axes that the input does not have
 _UNUSED_SIGMA = 0.01
+# least reach of the windows of the trained filters
+_LEAST_REACH = 2
+# far below the rounding of float32 and above that of float64, in units of the lattice
+_TIE = 1e-9
+# numbers of a step of the filters over windows
+_STEP_NUMBERS = 1 << 20
 
 
 class BilateralFilter:
@@ -48,16 +67,15 @@ class BilateralFilter:
             fast_approx: use the permutohedral lattice; else sum over windows of ceil(5 spatial_sigma) pixels, where the
                 border is repeated.
         """
-        axes = _check_image("input", input)
+        image = _read_image("input", input)
         positive_numbers(spatial_sigma, "spatial_sigma", 1)
         positive_numbers(color_sigma, "color_sigma", 1)
         if fast_approx:
-            features = torch.cat([input / color_sigma, _coordinates(input) / spatial_sigma], dim=1)
-            return _to_maps(gaussian_filter(_to_rows(input), _to_rows(features)), input)
-        half = _half_window(spatial_sigma)
-        padded = pad(input, (half, half) * axes, mode="replicate")
-        sigmas = input.new_tensor([spatial_sigma] * axes)
-        return _sum_windows(padded, padded, None, (half,) * axes, sigmas, input.new_tensor(color_sigma))
+            features = torch.cat([image / color_sigma, _coordinates(image) / spatial_sigma], dim=1)
+            return _to_maps(_filter_rows(_to_rows(image), _lattice(features)), input)
+        sigma, reach = image.new_tensor(spatial_sigma), _half_window(spatial_sigma)
+        weights = [_fold(_gaussian(sigma, reach), extent) for extent in image.shape[2:]]
+        return _sum_windows(image, image, weights, image.new_tensor(color_sigma), "replicate").to(input.dtype)
 
 
 class PHLFilter:
@@ -75,9 +93,8 @@ class PHLFilter:
 
         `sigmas` has the standard deviation of each feature; default: ones.
         """
-        axes = _check_image("input", input)
-        _check_image("features", features)
-        if input.shape[0] != features.shape[0] or input.shape[-axes:] != features.shape[2:]:
+        image, features = _read_image("input", input), _read_image("features", features)
+        if image.shape[:1] + image.shape[2:] != features.shape[:1] + features.shape[2:]:
             raise InputError(
                 "input and features must have the same batch and space, got the shapes "
                 f"{tuple(input.shape)} and {tuple(features.shape)}"
@@ -87,8 +104,41 @@ class PHLFilter:
             deviations = torch.as_tensor(sigmas).to(features)[: features.shape[1]]
             if deviations.shape != features.shape[1:2]:
                 raise InputError(f"sigmas must have {features.shape[1]} numbers, got {len(sigmas)}")
-            features = features / deviations.reshape(-1, *[1] * axes)
-        return _to_maps(gaussian_filter(_to_rows(input), _to_rows(features)), input)
+            features = features / deviations.reshape(-1, *[1] * (image.dim() - 2))
+        return _to_maps(_filter_rows(_to_rows(image), _lattice(features)), input)
+
+
+class TrainableBilateralFilterFunction:
+    """Bilateral filter with a standard deviation for each axis; call `TrainableBilateralFilterFunction.apply`.
+
+    >>> import torch
+    >>> from permutohedral.compat.monai import TrainableBilateralFilterFunction
+    >>> TrainableBilateralFilterFunction.apply(torch.rand(1, 1, 8, 8, 1), 1.0, 1.0, 0.01, 0.5).shape
+    torch.Size([1, 1, 8, 8, 1])
+    """
+
+    @staticmethod
+    def apply(input_img: Tensor, sigma_x: Sigma, sigma_y: Sigma, sigma_z: Sigma, color_sigma: Sigma) -> Tensor:
+        """Filter `[batch, 1, *space]`; sigmas of axes that it lacks are ignored."""
+        return _filter_windows(input_img, input_img, (sigma_x, sigma_y, sigma_z), color_sigma)
+
+
+class TrainableJointBilateralFilterFunction:
+    """The same along the edges of a guide; call `TrainableJointBilateralFilterFunction.apply`.
+
+    >>> import torch
+    >>> from permutohedral.compat.monai import TrainableJointBilateralFilterFunction
+    >>> image, guide = torch.rand(2, 1, 1, 8, 8, 1)
+    >>> TrainableJointBilateralFilterFunction.apply(image, guide, 1.0, 1.0, 0.01, 0.5).shape
+    torch.Size([1, 1, 8, 8, 1])
+    """
+
+    @staticmethod
+    def apply(
+        input_img: Tensor, guidance_img: Tensor, sigma_x: Sigma, sigma_y: Sigma, sigma_z: Sigma, color_sigma: Sigma
+    ) -> Tensor:
+        """Filter `input_img` by `guidance_img`, both `[batch, 1, *space]`."""
+        return _filter_windows(input_img, guidance_img, (sigma_x, sigma_y, sigma_z), color_sigma)
 
 
 class _TrainableFilter(nn.Module):
@@ -105,23 +155,10 @@ class _TrainableFilter(nn.Module):
         self.sigma_color = nn.Parameter(torch.tensor(float(color_sigma)))
 
     def _filter(self, image: Tensor, guide: Tensor) -> Tensor:
-        axes = _check_image("input_tensor", image)
-        if image.shape[1] != 1:
-            raise InputError(f"input_tensor must have 1 channel, got {image.shape[1]}; use one layer for each channel")
-        if image.shape != guide.shape:
-            raise InputError(
-                "guidance_tensor must have the shape of input_tensor, got "
-                f"{tuple(guide.shape)} and {tuple(image.shape)}"
-            )
+        axes = _read_image("input_tensor", image).dim() - 2
         if axes != self.len_spatial_sigma:
             raise InputError(f"input_tensor must have {self.len_spatial_sigma} axes of space, got {axes}")
-        sigmas = torch.stack((self.sigma_x, self.sigma_y, self.sigma_z)[:axes]).to(image)
-        halves = tuple(max(_half_window(sigma), 2) for sigma in sigmas.tolist())
-        borders = [border for half in reversed(halves) for border in (half, half)]
-        inside = pad(image.new_ones(1, 1, *image.shape[2:]), borders)
-        return _sum_windows(
-            pad(image, borders), pad(guide, borders), inside, halves, sigmas, self.sigma_color.to(image)
-        )
+        return _filter_windows(image, guide, (self.sigma_x, self.sigma_y, self.sigma_z), self.sigma_color)
 
 
 class TrainableBilateralFilter(_TrainableFilter):
@@ -200,24 +237,26 @@ class CRF(nn.Module):
 
     def forward(self, input_tensor: Tensor, reference_tensor: Tensor) -> Tensor:
         """Return class probabilities of logits `[batch, classes, *space]`, along the edges of a reference."""
-        _check_image("input_tensor", input_tensor)
-        _check_image("reference_tensor", reference_tensor)
+        image = _read_image("input_tensor", input_tensor)
+        # integers are divided by the standard deviation as they are
+        is_integer = isinstance(reference_tensor, Tensor) and not reference_tensor.dtype.is_floating_point
+        reference = _read_image("reference_tensor", reference_tensor.float() if is_integer else reference_tensor)
         if input_tensor.shape[:1] + input_tensor.shape[2:] != reference_tensor.shape[:1] + reference_tensor.shape[2:]:
             raise InputError(
                 "input_tensor and reference_tensor must have the same batch and space, got the shapes "
                 f"{tuple(input_tensor.shape)} and {tuple(reference_tensor.shape)}"
             )
-        places = _coordinates(reference_tensor)
-        bilateral = [places / self.bilateral_spatial_sigma, reference_tensor / self.bilateral_color_sigma]
+        places = _coordinates(reference)
+        bilateral = [places / self.bilateral_spatial_sigma, reference / self.bilateral_color_sigma]
         kernels: list[tuple[float, Lattice]] = [
             (self.bilateral_weight, _lattice(torch.cat(bilateral, dim=1))),
             (self.gaussian_weight, _lattice(places / self.gaussian_spatial_sigma)),
         ]
-        logits = _to_rows(input_tensor)
+        logits = _to_rows(image)
         probabilities = logits.softmax(dim=-1)
         for _ in range(self.iterations):
             messages = sum(
-                (weight * gaussian_filter(probabilities, None, lattice=lattice) for weight, lattice in kernels),
+                (weight * _filter_rows(probabilities, lattice) for weight, lattice in kernels),
                 start=torch.zeros_like(logits),
             )
             if self.compatibility_matrix is not None:
@@ -226,17 +265,17 @@ class CRF(nn.Module):
         return _to_maps(probabilities, input_tensor)
 
 
-def _check_image(name: str, image: Tensor) -> int:
-    """Return the number of axes of space."""
+def _read_image(name: str, image: Tensor) -> Tensor:
+    """Check a tensor of the caller; return it, in float32 if it has 16 bits."""
     check_tensor(name, image)
-    if not 3 <= image.dim() <= 2 + _MOST_AXES or image.dtype not in (torch.float32, torch.float64):
+    if not 3 <= image.dim() <= 2 + _MOST_AXES or image.dtype not in _DTYPES:
         raise InputError(
-            f"{name} must be float32 or float64 [batch, channels, *space] with 1 to 3 axes of space, got "
+            f"{name} must be floating [batch, channels, *space] with 1 to 3 axes of space, got "
             f"{image.dtype} of shape {tuple(image.shape)}"
         )
     if 0 in image.shape:
         raise InputError(f"{name} must not be empty, got the shape {tuple(image.shape)}")
-    return image.dim() - 2
+    return image.float() if image.dtype.itemsize == 2 else image
 
 
 def _to_rows(maps: Tensor) -> Tensor:
@@ -244,11 +283,7 @@ def _to_rows(maps: Tensor) -> Tensor:
 
 
 def _to_maps(rows: Tensor, like: Tensor) -> Tensor:
-    return rows.transpose(1, 2).reshape(like.shape)
-
-
-def _lattice(features: Tensor) -> Lattice:
-    return build_lattice(_to_rows(features), neighborhood_size=0, separable=True)
+    return rows.transpose(1, 2).reshape(like.shape).to(like.dtype)
 
 
 def _coordinates(image: Tensor) -> Tensor:
@@ -257,43 +292,106 @@ def _coordinates(image: Tensor) -> Tensor:
     return places.T.reshape(1, -1, *image.shape[2:]).expand(len(image), *[-1] * (image.dim() - 1))
 
 
+def _lattice(features: Tensor) -> Lattice:
+    """Build the lattice in float64 from points embedded as in MONAI's C++, whose rounding decides on facets."""
+    points, dimension = features.flatten(2).unbind(dim=1), features.shape[1]
+    # MONAI computes its factors in float32, in this order
+    one, spread = np.float32(1), np.float32(dimension + 1) * np.sqrt(np.float32(2 / 3))
+    scales = [float(one / np.sqrt(np.float32(i * (i + 1))) * spread) for i in range(1, dimension + 1)]
+    embedded = [-dimension * points[-1] * scales[-1]]
+    for i in range(dimension - 1, 0, -1):
+        embedded.append(embedded[-1] - i * points[i - 1] * scales[i - 1] + (i + 2) * points[i] * scales[i])
+    embedded.append(embedded[-1] + 2 * points[0] * scales[0])
+    # exact ties go to the earlier coordinate
+    ties = _TIE * torch.arange(dimension + 1, device=features.device)
+    rows = _widen(torch.stack(embedded[::-1], dim=-1)) - ties
+    matrix = elevation_matrix(dimension, rows.dtype, rows.device)
+    return build_lattice(rows @ matrix / matrix[:, 0].square().sum(), neighborhood_size=0, separable=True)
+
+
+def _widen(rows: Tensor) -> Tensor:
+    """Convert to float64, where the device has it."""
+    return rows if rows.device.type == "mps" else rows.double()
+
+
+def _filter_rows(rows: Tensor, lattice: Lattice) -> Tensor:
+    return gaussian_filter(_widen(rows), None, lattice=lattice).to(rows.dtype)
+
+
 def _half_window(sigma: float) -> int:
     """Return the reach of MONAI's windows, which have ceil(5 sigma) pixels, or one more."""
     return (math.ceil(5 * sigma) | 1) // 2
 
 
-def _sum_windows(
-    padded: Tensor, guide: Tensor, inside: Tensor | None, halves: Sequence[int], sigmas: Tensor, color_sigma: Tensor
-) -> Tensor:
-    """Return the bilateral filter over windows, of an image and its guide padded by half a window.
+def _gaussian(sigma: Tensor, reach: int) -> Tensor:
+    """Return the weights of the offsets -reach..reach."""
+    return torch.exp(-(torch.arange(-reach, reach + 1, device=sigma.device) / sigma).square() / 2)
 
-    The last axis is summed in one step; steps are computed again in the backward pass, so they keep no memory.
+
+def _fold(weights: Tensor, extent: int) -> Tensor:
+    """Sum the weights of all offsets that reach the border from anywhere in an axis, where the border is repeated."""
+    reach = len(weights) // 2
+    kept = min(reach, extent - 1)
+    places = torch.arange(-reach, reach + 1, device=weights.device).clamp(-kept, kept) + kept
+    return weights.new_zeros(2 * kept + 1).index_add(0, places, weights)
+
+
+def _filter_windows(image: Tensor, guide: Tensor, sigmas: Sequence[Sigma], color_sigma: Sigma) -> Tensor:
+    """Filter one channel over windows within the image."""
+    pixels, edges = _read_image("input_tensor", image), _read_image("guidance_tensor", guide)
+    if image.shape[1] != 1:
+        raise InputError(f"input_tensor must have 1 channel, got {image.shape[1]}; use one layer for each channel")
+    if image.shape != guide.shape:
+        raise InputError(
+            f"guidance_tensor must have the shape of input_tensor, got {tuple(guide.shape)} and {tuple(image.shape)}"
+        )
+    weights = []
+    for extent, sigma in zip(image.shape[2:], sigmas, strict=False):
+        deviation = torch.as_tensor(sigma).to(pixels)
+        reach = min(max(_half_window(deviation.item()), _LEAST_REACH), extent - 1)
+        weights.append(_gaussian(deviation, reach))
+    filtered = _sum_windows(pixels, edges, weights, torch.as_tensor(color_sigma).to(pixels), "constant")
+    return filtered.to(image.dtype)
+
+
+def _sum_windows(image: Tensor, guide: Tensor, weights: Sequence[Tensor], color_sigma: Tensor, border: str) -> Tensor:
+    """Return the bilateral filter over windows, with the weights of the offsets along each axis.
+
+    Windows end at the border of the image, or repeat it ("replicate"). The last axes are summed in one step, as far as
+    they fit. Steps are computed again in the backward pass, so they keep no memory.
     """
-    half, extents = halves[-1], [extent - 2 * reach for extent, reach in zip(padded.shape[2:], halves, strict=True)]
-    along = torch.arange(-half, half + 1, device=padded.device, dtype=padded.dtype)
+    windows, extents = [len(each) for each in weights], image.shape[2:]
+    margins = [window // 2 for window in reversed(windows) for _ in range(2)]
+    outer = len(windows) - 1
+    while outer > 0 and guide.numel() * math.prod(windows[outer - 1 :]) <= _STEP_NUMBERS:
+        outer -= 1
+    inner = tuple(range(outer - len(windows), 0))
+    tensors = [pad(image, margins, mode=border), pad(guide, margins, mode=border)]
+    if border == "constant":
+        tensors.append(pad(image.new_ones(1, 1, *extents), margins))
+    center = guide.reshape(*guide.shape, *[1] * len(inner))
+    spatial = weights[outer]
+    for each in weights[outer + 1 :]:
+        spatial = spatial[..., None] * each
 
-    def crop(maps: Tensor, starts: Sequence[int]) -> Tensor:
+    def look(maps: Tensor, starts: tuple[int, ...]) -> Tensor:
+        """Move the outer axes to a place in their windows, and append the windows of the inner axes."""
         for axis, start in enumerate(starts):
             maps = maps.narrow(2 + axis, start, extents[axis])
+        for axis in range(outer, len(windows)):
+            maps = maps.unfold(2 + axis, windows[axis], 1)
         return maps
 
-    def step(starts: tuple[int, ...], *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        image, edges, middle, deviations, color_deviation = tensors[:5]
-        windows, neighbors, *mask = (
-            crop(maps, starts).unfold(-1, 2 * half + 1, 1) for maps in (image, edges, *tensors[5:])
-        )
-        distance = ((neighbors - middle[..., None]) / color_deviation).square().sum(dim=1, keepdim=True)
-        distance = distance + (along / deviations[-1]).square()
-        for start, reach, deviation in zip(starts, halves[:-1], deviations[:-1], strict=True):
-            distance = distance + ((start - reach) / deviation).square()
-        weight = torch.exp(-distance / 2)
-        weight = weight * mask[0] if mask else weight
-        return (weight * windows).sum(dim=-1), weight.sum(dim=-1)
+    def step(starts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        values, neighbors, *inside = (look(maps, starts) for maps in tensors)
+        weight = torch.exp(-((neighbors - center) / color_sigma).square().sum(dim=1, keepdim=True) / 2) * spatial
+        for start, each in zip(starts, weights, strict=False):
+            weight = weight * each[start]
+        weight = weight * inside[0] if inside else weight
+        return (weight * values).sum(dim=inner), weight.sum(dim=inner)
 
-    center = crop(guide, halves)
-    tensors = (padded, guide, center, sigmas, color_sigma, *([] if inside is None else [inside]))
-    values, mass = torch.zeros_like(center), center.new_zeros(())
-    for starts in itertools.product(*(range(2 * reach + 1) for reach in halves[:-1])):
-        part, weight = checkpoint(step, starts, *tensors, use_reentrant=False)
+    values, mass = torch.zeros_like(image), image.new_zeros(())
+    for starts in itertools.product(*map(range, windows[:outer])):
+        part, weight = checkpoint(step, starts, use_reentrant=False)
         values, mass = values + part, mass + weight
     return values / mass
