@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 REGISTRY = {
     "denoising": ("experiments.denoising.run", "Denoise photographs: Table (b) of the paper."),
     "deep_denoising": ("experiments.denoising.deep", "Denoise photographs with deep networks on the lattice."),
+    "grids": ("experiments.grids.run", "Filter photographs on the lattice, and on dense and hashed grids."),
     "mnist": ("experiments.mnist.run", "Recognize digits from scattered samples: Table (a) of the paper."),
     "sampling": ("experiments.mnist.run", "Recognize digits from clustered, incomplete and foveated samples."),
     "rotation": ("experiments.invariance.run", "Recognize rotated digits after training on upright ones."),

@@ -201,6 +201,12 @@ def test_rejects_wrong_usage(arguments: list[str]) -> None:
         ("denoising", {"weights": "least_squares"}, "weights initial"),
         ("denoising", {"candidates": {}}, "split must be validation for a row with candidates, got test"),
         ("denoising", {"candidates": {"steps": [1]}, "split": "validation"}, "training must be given"),
+        ("grids", {"search": True}, "split must be validation for a search, got test"),
+        (
+            "grids",
+            {"sigma_guide": 0.1},
+            "sigma_guide must be given for a space with an additional guide only",
+        ),
         ("mri", {"training": {"steps": 1, "batch_size": 1}}, "training must be None"),
         ("mri", {"size": 30}, "size must be a multiple of 4"),
         ("upsampling", {"method": "magic"}, "method must be one of"),

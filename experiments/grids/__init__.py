@@ -1,0 +1,1 @@
+"""Filters of the same features on the lattice and on grids."""
