@@ -30,12 +30,14 @@ SPACES = {
     "color": "Color, d = 5",
     "color_gradient": "Color and gradient, d = 6",
 }
-STORAGE = {
-    "lattice": "Hashed",
-    "hashed": "Hashed",
-    "dense": "Dense",
-    "reference": "Library, reference backend",
-    "native": "Library, native backend",
+# ways to run a filter, by geometry
+WAYS = {
+    "lattice": {
+        "lattice": "Hashed",
+        "reference": "Library, reference backend",
+        "native": "Library, native backend",
+    },
+    "grid": {"hashed": "Hashed", "dense": "Dense"},
 }
 
 
@@ -241,15 +243,17 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
             scores = list(psnr.values())
             spread = f"{statistics.stdev(scores):.2f}"
             quality[result.name][3:] = [text, f"{statistics.mean(scores):.2f}", spread, compared]
-        for way, cost in metrics["cost"].items():
-            size = f"{cost['bytes'] / 1e6:,.0f}" if "bytes" in cost else ""
-            if "seconds" not in cost and "needed" in cost:
-                size = f"needs {cost['needed'] / 1e6:,.0f}"
-            elif not cost:
+        for way, storage in WAYS[config["geometry"]].items():
+            cost = metrics["cost"].get(way, {})
+            # the native core keeps memory for its next call, so that its peak is not that of the call
+            size = f"{cost['bytes'] / 1e6:,.0f}" if "bytes" in cost and way != "native" else ""
+            if "seconds" not in cost:
+                size = f"needs {cost['needed'] / 1e6:,.0f}" if "needed" in cost else ""
+            if not cost:
                 size = f"over {config['memory_limit'] / 1e6:,.0f}"
             places = f"{cost['places']:,}" if "places" in cost else ""
             seconds = f"{cost['seconds']:.2f}" if "seconds" in cost else ""
-            costs[f"{result.name}_{way}"] = [*label, STORAGE[way], places, size, seconds]
+            costs[f"{result.name}_{way}"] = [*label, storage, places, size, seconds]
     titles = {
         "Quality": (["Weights", "Scales", "dB", "± over images", "Against s = 1, dB"], quality, (0, 1, 3)),
         "Cost": (["Storage", "Places", "MB", "s"], costs, (0, 1, 2)),
