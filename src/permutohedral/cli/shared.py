@@ -108,6 +108,8 @@ def call_job(name: str, **options: Any) -> Any:
 
     with warnings.catch_warnings(), progress_bar() as progress:
         warnings.showwarning = lambda message, *_: show(f"note: {message}", err=True)
+        # by Pillow; `files` has a limit of its own
+        warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
         try:
             return getattr(files, name)(**options, progress=progress)
         except KeyboardInterrupt as error:

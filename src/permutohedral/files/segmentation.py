@@ -187,8 +187,8 @@ def segment_image(
             path = batch.find_companion(label_place, source)
             if path.suffix.lower() in (".npy", ".npz"):
                 raise InputError(
-                    f"{path} is not an image in a format that Pillow reads; pass a .npy file of probabilities with "
-                    "--probabilities, in Python probabilities="
+                    f"{path} is not an image; pass a .npy file of probabilities with --probabilities, in Python "
+                    "probabilities="
                 )
             before = label_maps.read_label_map(path, black_is_a_label)
             _warn_of_other_images(path, before)
