@@ -177,10 +177,12 @@ def test_termination_leaves_no_unfinished_file(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="shells of Windows close no streams")
-def test_closed_streams_are_no_errors() -> None:
-    command = f"exec {sys.executable} -m permutohedral --version <&- >&-"
+@pytest.mark.parametrize("arguments", ["--version", f"image filter {A} out.png", f"image filter {A} out.png --json"])
+def test_closed_streams_are_no_errors(arguments: str, folder: Path) -> None:
+    command = f"exec {sys.executable} -m permutohedral {arguments} <&- >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / "out.png").exists() == (arguments != "--version")
 
 
 def test_write_protected_files_stay(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _MAGIC = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
 # TIFF's names for numbers
 _PLANAR, _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 2, 0, 1, 2
 _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 1, 2
-_XMP = 700
+_XMP, _INCH = 700, 2
 # others hold a size of their own, which is not checked: none, LZW, Deflate, PackBits, LZMA and Zstandard
 _COMPRESSIONS = 1, 5, 8, 32946, 32773, 34925, 34926, 50000
 
@@ -76,7 +76,7 @@ def read_wide_colors(
         extra = [int(kind) for kind in page.extrasamples]
         is_inverted, orientation = int(page.photometric) == _WHITE_IS_ZERO, page.tags.valueof(ExifTags.Base.Orientation)
         unit = page.tags.valueof(ExifTags.Base.ResolutionUnit, default=1)
-        dpi = page.get_resolution("INCH") if int(unit) > 1 else None
+        dpi = page.get_resolution(_INCH) if int(unit) > 1 else None
         metadata = Metadata(page.iccprofile, dpi=dpi, xmp=page.tags.valueof(_XMP))
     has_alpha = numbers.shape[2] > colors and (not extra or extra[0] in (_ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA))
     numbers = numbers[..., : colors + has_alpha].copy()
@@ -133,7 +133,7 @@ def encode_wide_colors(numbers: NDArray[np.uint16], metadata: Metadata) -> tuple
     content, channels = io.BytesIO(), numbers.shape[2]
     options: dict[str, Any] = {}
     if metadata.dpi is not None:
-        options |= {"resolution": metadata.dpi, "resolutionunit": "INCH"}
+        options |= {"resolution": metadata.dpi, "resolutionunit": _INCH}
     if metadata.xmp is not None:
         options["extratags"] = [(_XMP, "B", len(metadata.xmp), metadata.xmp, True)]
     tifffile.imwrite(
