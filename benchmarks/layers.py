@@ -305,7 +305,9 @@ def _prepare_bilateral_conv(inputs: Inputs, guide_channels: int | None, training
     guides = [each.repeat(batch, 1, 1, 1).to(inputs.device) for each in (photo, photo.flip(1), photo.flip(2))]
     hidden = [torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(inputs.device) for _ in guides]
     images = guides if guide_channels is None else [each.requires_grad_(training) for each in hidden]
-    layer = ph.nn.BilateralConv2d(images[0].shape[1], CHANNELS, guide_channels, sigma_space=4.0, device=inputs.device)
+    layer = ph.nn.BilateralConv2d(
+        images[0].shape[1], CHANNELS, guide_channels=guide_channels, sigma_space=4.0, device=inputs.device
+    )
     gradient = torch.ones(batch, CHANNELS, HEIGHT, WIDTH, device=inputs.device)
 
     def run(number: int) -> Any:

@@ -155,7 +155,7 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
     "too_many_channels_in_an_image": (
         lambda: ph.nn.BilateralConv2d(16, 32),
         ph.errors.NeighborhoodError,
-        "^guide_channels.*got 16.*pass guide_channels=3",
+        "^guide_channels.*got 16.*pass guide_channels=3.* or guide_channels=0 for",
     ),
     "negative_halo": (lambda: lattice_of(5, 2, halo=-1), InputError, "halo.*-1"),
     "halo_of_a_fraction": (lambda: lattice_of(5, 2, halo=0.5), InputError, "halo.*0.5"),

@@ -121,7 +121,7 @@ def test_layers() -> None:
     layer(volume).square().sum().backward()
     assert layer.log_sigma.grad is not None
     assert layer.log_sigma.grad.abs().min() > 0
-    learned = ph.nn.BilateralConv3d(2, 3, 1, sigma_space=sigmas).double().to(DEVICE)
+    learned = ph.nn.BilateralConv3d(2, 3, guide_channels=1, sigma_space=sigmas).double().to(DEVICE)
     features = ph.features.bilateral(guide, sigma_space=sigmas, sigma_color=0.2, spatial_dims=3)
     expected = learned.convolution(volume.flatten(2).mT, features).mT.reshape(2, 3, 3, 4, 5)
     assert_close(learned(volume, guide), expected)
