@@ -112,11 +112,13 @@ def test_position_only_layer_matches_convolution_of_pixels(leading: tuple[int, .
     assert layer.weight.shape == (19, 2, 3)
     assert repr(layer).startswith("BilateralConv2d(\n  sigma_space=(1.7, 1.2), guide_channels=0\n")
     picture, known = image(*leading, 2, 4, 5, dtype=torch.float64), image(*leading, 4, 5, seed=1) > 0.2
-    places = [[(y + 3) / 1.7, (x + 7) / 1.2] for y in range(4) for x in range(5)]
+    places = ph.features.bilateral(
+        picture[..., :0, :, :], sigma_space=(1.7, 1.2), sigma_color=1.0, origin=(3, 7)
+    ).expand(*leading, 20, 2)
     actual = layer(picture, sample_weight=known, origin=(3, 7))
     for item in np.ndindex(leading):
         rows = picture[item].flatten(1).mT
-        expected = layer.convolution(rows, to_tensor(places), sample_weight=known[item].flatten())
+        expected = layer.convolution(rows, places[item], sample_weight=known[item].flatten())
         assert_close(actual[item], expected.mT.reshape(3, 4, 5))
 
 

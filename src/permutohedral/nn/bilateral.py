@@ -20,13 +20,11 @@ from permutohedral.lattice.features import (
 from permutohedral.lattice.features import (
     check_guide,
     check_image,
-    positions,
     positive_numbers,
     space_in_words,
 )
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
-from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
@@ -220,20 +218,13 @@ class _BilateralConv(nn.Module):
             )
         check_image(image, axes)
         self._check_guide(guide, image)
-        if self.sigma_color is None:
-            # one lattice for all items
-            features = positions(
-                image.shape[-axes:],
-                self.sigma_space,
-                origin=origin,
-                device=image.device,
-                dtype=accumulation_dtype(image.dtype),
-            )
-        else:
-            edges = image if guide is None else guide
-            features = bilateral_features(
-                edges, sigma_space=self.sigma_space, sigma_color=self.sigma_color, spatial_dims=axes, origin=origin
-            )
+        edges, sigma_color = image if guide is None else guide, self.sigma_color
+        if sigma_color is None:
+            # no channels, and no batch, so that all items share a lattice
+            edges, sigma_color = image.new_empty(0, *image.shape[-axes:]), 1.0
+        features = bilateral_features(
+            edges, sigma_space=self.sigma_space, sigma_color=sigma_color, spatial_dims=axes, origin=origin
+        )
         flat = None
         if sample_weight is not None:
             points = (*image.shape[: -axes - 1], *image.shape[-axes:])
