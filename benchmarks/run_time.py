@@ -63,11 +63,10 @@ def prepare(inputs: Inputs, channels: int, training: bool) -> Prepared:
 
     contenders = []
     for features, (sigma_space, sigma_color, noise) in FEATURES.items():
-        guides, places = None, ph.features.positions(space, sigma_space, device=inputs.device)
-        if sigma_color is not None:
-            guide = (gray + noise * torch.randn(gray.shape)).to(inputs.device)
-            guides = [guide, guide.flip(2), guide.flip(3)]
-            places = ph.features.bilateral(guide[0], sigma_space=sigma_space, sigma_color=sigma_color)
+        guide = (gray + noise * torch.randn(gray.shape)).to(inputs.device)
+        guides = [guide, guide.flip(2), guide.flip(3)] if sigma_color else None
+        seen = guide[0] if sigma_color else guide[0, :0]
+        places = ph.features.bilateral(seen, sigma_space=sigma_space, sigma_color=sigma_color or 1.0)
         for reach in (1, 2):
             layer = ph.nn.BilateralConv2d(
                 channels,

@@ -13,6 +13,7 @@ import readme
 import tables
 from typer.testing import CliRunner
 
+from benchmarks import run_time
 from permutohedral.cli.application import application
 from permutohedral.errors import DOCUMENTATION
 
@@ -142,6 +143,19 @@ def test_the_architecture_names_files_that_exist() -> None:
 
 def test_the_architecture_is_short() -> None:
     assert len(ARCHITECTURE.read_text().split()) <= 1500
+
+
+def test_run_times_are_over_those_of_the_faster_convolution() -> None:
+    peers = [{"name": name, "median": 4.0 / (1 + place)} for place, name in enumerate(run_time.CONVOLUTIONS)]
+    results = [
+        {"workload": f"run-time-{channels}-{passes}", "ours": {"name": "layer", "median": median}, "peers": peers}
+        for channels in run_time.CHANNELS
+        for passes, median in (("forward", 3.0), ("training", 50.0))
+    ]
+    header, _, fastest, layer = tables.run_time_table({"results": results}).splitlines()
+    assert header.startswith("|  | 1 channel | 4 channels |")
+    assert fastest.startswith("| Conv2d 5 x 5, the faster layout | 2 / 2 ms |")
+    assert layer == "| layer |" + " 1.5 / 25 |" * len(run_time.CHANNELS)
 
 
 @pytest.mark.parametrize("page", readme.pages(), ids=lambda page: page.name)
