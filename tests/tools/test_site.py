@@ -24,6 +24,8 @@ def test_tutorials_run(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # without the data, tutorials take a few seconds
+    monkeypatch.delenv("PERMUTOHEDRAL_DATA", raising=False)
     mpl.use("agg")
     runpy.run_path(str(script), run_name="__main__")
     plt.close("all")
