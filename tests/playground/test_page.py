@@ -154,7 +154,7 @@ def test_a_tab_keeps_one_upload_of_each_kind(tmp_path: Path, monkeypatch: pytest
             upsample = page._panels["upsample"]
             assert isinstance(upsample, UpsamplePanel)
             for _ in range(3):
-                await page._take_upload(SmallFileUpload("a.png", "", photo))
+                await page._take_upload(SmallFileUpload("../../a.png", "", photo))
                 await upsample._take_map(SmallFileUpload("a.npy", "", depth))
                 await page._take_upload(SmallFileUpload("b.png", "", photo[:100]))
             assert len(errors) == 3
