@@ -94,18 +94,19 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
         with suppress(KeyboardInterrupt), ExitStack() as stack:
             if open_browser:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="permutohedral-")))
+                page = _write_redirection(address, folder)
                 # a browser may start slowly
-                threading.Thread(target=_open_browser, args=(address, folder), daemon=True).start()
+                threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         _end(playground)
 
 
-def _open_browser(address: str, folder: Path) -> None:
-    """Open an address by a page in a private folder, since all users of a machine see the arguments of a browser."""
+def _write_redirection(address: str, folder: Path) -> Path:
+    """Write a page that leads to an address: all users of a machine see the arguments of a browser."""
     page = folder / "playground.html"
     page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-    webbrowser.open(page.as_uri())
+    return page
 
 
 def _listen(host: str, port: int) -> socket.socket:
