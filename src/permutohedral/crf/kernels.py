@@ -126,7 +126,7 @@ def bilateral_kernel(
     if guide.dim() > spatial_dims + 2:
         raise InputError(
             f"guide must be [channels, *space] or [batch, channels, *space] with {spatial_dims} axes of space, got "
-            f"{tuple(guide.shape)}; pass their number as dimension"
+            f"{tuple(guide.shape)}; pass their number as spatial_dims"
         )
     space = tuple(guide.shape[guide.dim() - spatial_dims :])
     features = bilateral_features(guide, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims)
