@@ -46,7 +46,7 @@ def limit_kept_memory(setting: str | None = None) -> None:
         return
     if not setting.isdecimal():
         raise InputError(f"{KEPT_MEMORY_VARIABLE} must be a number of megabytes, got {setting!r}")
-    _native.limit_kept_memory(int(setting) << 20)
+    _native.limit_kept_memory(min(int(setting) << 20, sys.maxsize))
 
 
 limit_kept_memory()
