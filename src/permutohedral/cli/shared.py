@@ -152,7 +152,7 @@ def run_batch(name: str, options: dict[str, Any]) -> None:
 def need_output(paths: list[Path]) -> list[Path]:
     """Check that an argument INPUT... OUTPUT has both; click would miss the first instead of the last."""
     if len(paths) == 1:
-        raise typer.BadParameter(f"OUTPUT is missing after {paths[0]}")
+        raise typer.BadParameter(printable(f"OUTPUT is missing after {paths[0]}"))
     return paths
 
 

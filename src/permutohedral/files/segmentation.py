@@ -146,6 +146,7 @@ def segment_image(
     where = choose_device(device)
     size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
     check_count("batch_size", size, least=1)
+    check_count("num_iterations", num_iterations)
     warn_of_large_sigma(sigma_color)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
     kind = next(name for name, place in places.items() if place is not None)
