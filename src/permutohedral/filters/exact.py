@@ -131,7 +131,8 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axe
     """
     _check_normalization(normalization, ("homogeneous", "none"))
     if values.numel() == 0:
-        return torch.zeros_like(values)
+        # empty, with derivatives
+        return values * window.guide.sum().to(values.dtype)
     items, _, height, width = window.guide.shape
     *leading, _, channels = values.shape
     # pictures that share their guide are channels

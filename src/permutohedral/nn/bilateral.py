@@ -25,6 +25,7 @@ from permutohedral.lattice.features import (
 )
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
+from permutohedral.nn.scale import wide_exp
 from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
@@ -85,12 +86,12 @@ class BilateralFilter(nn.Module):
     @property
     def sigma_space(self) -> Tensor:
         """Standard deviation over positions: one number, or one for each axis."""
-        return self.log_sigma[: self._numbers_of_space].exp().squeeze(0)
+        return wide_exp(self.log_sigma[: self._numbers_of_space]).squeeze(0)
 
     @property
     def sigma_color(self) -> Tensor:
         """Standard deviation over colors: one number, or one for each channel."""
-        return self.log_sigma[self._numbers_of_space :].exp().squeeze(0)
+        return wide_exp(self.log_sigma[self._numbers_of_space :]).squeeze(0)
 
     def forward(
         self,

@@ -15,6 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice.features import check_image, positive_numbers, read_numbers
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.nn.scale import wide_exp
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph, is_traced
 
@@ -163,7 +164,7 @@ class DenseCRF(nn.Module):
 
     def _sigmas(self) -> Sequence[float | Tensor]:
         if self.log_sigma.requires_grad or is_traced():
-            return tuple(self.log_sigma.exp())
+            return tuple(wide_exp(self.log_sigma))
         # plain numbers, for which features are computed in one call
         return [math.exp(logarithm) for logarithm in self.log_sigma.tolist()]
 
