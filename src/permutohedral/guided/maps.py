@@ -188,13 +188,15 @@ def known_values(maps: Tensor, sample_weight: Tensor | None, spatial_dims: int) 
     if finite and (weights is None or surely_all(weights > 0)):
         return maps, weights
     unknown = maps.isnan()
+    if weights is not None and not finite:
+        unknown = unknown | (maps.isinf() & (weights == 0))
     if finite or surely_all(unknown.any(dim=channels) == unknown.all(dim=channels)):
         unknown = unknown.any(dim=channels, keepdim=True)
     ones = (~unknown).to(accumulation_dtype(maps.dtype))
     weights = ones if weights is None else ones * weights
     if not is_recorded() and not surely_all((weights > 0).flatten(-spatial_dims).any(dim=-1)):
         raise InputError("nothing is known: every sample of a channel of an item is NaN, or of sample_weight zero")
-    maps = torch.where(unknown | (weights == 0), 0.0, maps)
+    maps = torch.where(unknown, 0.0, maps)
     if not is_recorded() and not _all_finite(maps):
         raise InputError("maps must be finite, or NaN where they are unknown, got infinity")
     return maps, weights
