@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,19 +50,29 @@ class Input:
 
     Attributes:
         data: float64, on the CPU.
-        points: axis that may have no points, from the end; None if its extent is fixed.
+        role: "values"; "features", "guide" or "fixed features", which make the lattice; "weight" of samples;
+            "parameter", without batch axes; "logits", which must differ; "start", which has a positive sum.
+        points: axis that may have no points; None if its extent is fixed.
         wide: float32 where others have 16 bits, as features do.
-        varies: its first axis may not be expanded from one row, since all points would be one.
-        differentiable: has a gradient.
-        in_batch: gets a leading axis in a batch.
     """
 
     data: Tensor
+    role: str = "values"
     points: int | None = None
     wide: bool = False
-    varies: bool = False
-    differentiable: bool = True
-    in_batch: bool = True
+
+    @property
+    def differentiable(self) -> bool:
+        return self.role != "fixed features"
+
+    @property
+    def in_batch(self) -> bool:
+        return self.role != "parameter"
+
+    @property
+    def varies(self) -> bool:
+        """Whether its rows may not be one row expanded: all points would be one."""
+        return self.role in ("fixed features", "logits") or (self.role == "features" and self.data.dim() == 2)
 
 
 Inputs = dict[str, Input]
@@ -80,7 +90,8 @@ class Case:
         empty: takes zero points; False raises `InputError`, None has a fixed number.
         arrays: also takes NumPy arrays.
         roundings: error allowed, in multiples of the tolerance of a dtype.
-        jumps: results may jump on facets, and between equal numbers.
+        jumps: where results may differ from those nearby: "facets" of the lattice, "zeros" of values, which are equal,
+            "weights" of zero, whose samples are filled.
     """
 
     call: Callable[..., Any]
@@ -90,31 +101,35 @@ class Case:
     empty: bool | None = True
     arrays: bool = False
     roundings: float = 6.0
-    jumps: bool = False
+    jumps: tuple[str, ...] = ()
 
 
 def _draw(shape: tuple[int, ...], low: float, high: float) -> Tensor:
     return torch.as_tensor(np.random.default_rng([len(shape), *shape]).uniform(low, high, shape))
 
 
-def values(*shape: int) -> Input:
-    return Input(_draw(shape, -1, 1), points=-2)
+def values(*shape: int, low: float = -1.0) -> Input:
+    return Input(_draw(shape, low, 1), points=-2)
 
 
-def features(*shape: int, scale: float = 2.0) -> Input:
-    return Input(_draw(shape, -scale, scale), points=-2, wide=True, varies=len(shape) == 2)
+def features(*shape: int, low: float = -2.0, high: float = 2.0) -> Input:
+    return Input(_draw(shape, low, high), "features", points=-2, wide=True)
 
 
-def image(*shape: int) -> Input:
-    return Input(_draw(shape, 0, 1), points=-1)
+def image(*shape: int, role: str = "values") -> Input:
+    return Input(_draw(shape, 0, 1), role, points=-1)
+
+
+def guide(*shape: int) -> Input:
+    return image(*shape, role="guide")
 
 
 def sample_weight(*shape: int) -> Input:
-    return Input(_draw(shape, 0.5, 2), points=-1)
+    return Input(_draw(shape, 0.5, 2), "weight", points=-1)
 
 
 def parameter(*shape: int, wide: bool = False) -> Input:
-    return Input(_draw(shape, 0.5, 1.5), wide=wide, in_batch=False)
+    return Input(_draw(shape, 0.5, 1.5), "parameter", wide=wide)
 
 
 POINTS = 24
@@ -124,16 +139,15 @@ def on_points(dimension: int = 2, **others: Input) -> Callable[[], Inputs]:
     return lambda: {"values": values(POINTS, 3), "features": features(POINTS, dimension), **others}
 
 
-def fixed_features(dimension: int) -> Input:
-    given = features(POINTS, dimension)
-    return Input(given.data, points=-2, wide=True, varies=True, differentiable=False)
+def fixed_features() -> Input:
+    return replace(features(POINTS, 2), role="fixed features")
 
 
 def on_lattice(channels: int = 4, level: int = 0, **others: Input) -> Callable[[], Inputs]:
     """Return the inputs of a function of lattice values: `features` make the lattice."""
 
     def make() -> Inputs:
-        given = fixed_features(2)
+        given = fixed_features()
         rows = ph.levels.build_pyramid(given.data, 2).levels[level].num_lattice_points
         return {"lattice_values": values(rows, channels), "features": given, **others}
 
@@ -145,11 +159,11 @@ def on_pixels(**others: Input) -> Callable[[], Inputs]:
 
 
 def on_maps(**others: Input) -> Callable[[], Inputs]:
-    return lambda: {"coarse": image(2, 3, 4), "guide": image(3, 7, 9), **others}
+    return lambda: {"coarse": image(2, 3, 4), "guide": guide(3, 7, 9), **others}
 
 
 def on_targets(**others: Input) -> Callable[[], Inputs]:
-    return lambda: {"target": image(2, 5, 6), "guide": image(3, 5, 6), **others}
+    return lambda: {"target": image(2, 5, 6), "guide": guide(3, 5, 6), **others}
 
 
 def pyramid_of(features: Tensor) -> ph.levels.LatticePyramid:
@@ -187,22 +201,25 @@ def on_level(make: Callable[[], nn.Module], level: int = 0) -> Case:
 
 FILTERS: dict[str, Case] = {
     "bilateral_filter": Case(
-        lambda image: ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.4), on_pixels(), arrays=True
+        lambda image: ph.bilateral_filter(image, sigma_space=1.7, sigma_color=0.4),
+        on_pixels(),
+        arrays=True,
+        jumps=("zeros",),
     ),
     "bilateral_filter guided": Case(
         lambda image, guide, sample_weight, sigma: ph.bilateral_filter(
-            image, guide, sigma_space=sigma, sigma_color=0.4, sample_weight=sample_weight, return_mass=True
+            image, guide, sigma_space=sigma, sigma_color=0.4, halo=1, sample_weight=sample_weight, return_mass=True
         ),
-        on_pixels(guide=image(1, 5, 6), sample_weight=sample_weight(5, 6), sigma=parameter(wide=True)),
+        on_pixels(guide=guide(1, 5, 6), sample_weight=sample_weight(5, 6), sigma=parameter(wide=True)),
     ),
     "bilateral_filter exact": Case(
         lambda image, guide: ph.bilateral_filter(image, guide, sigma_space=1.7, sigma_color=0.4, method="exact"),
-        on_pixels(guide=image(1, 5, 6)),
+        on_pixels(guide=guide(1, 5, 6)),
         arrays=True,
     ),
-    "gaussian_filter": Case(ph.gaussian_filter, on_points()),
+    "gaussian_filter": Case(ph.gaussian_filter, on_points(), jumps=("facets",)),
     "gaussian_filter weighted": Case(
-        lambda **given: ph.gaussian_filter(**given, return_mass=True),
+        lambda **given: ph.gaussian_filter(**given, halo=1, return_mass=True),
         on_points(target_features=features(7, 2), sample_weight=sample_weight(POINTS)),
     ),
     "gaussian_filter dense": Case(
@@ -213,14 +230,17 @@ FILTERS: dict[str, Case] = {
         lambda **given: ph.gaussian_filter(**given, method="exact", normalization="symmetric"), on_points(3)
     ),
     "gaussian_filter items": Case(
-        ph.gaussian_filter, lambda: {"values": values(2, POINTS, 3), "features": features(2, POINTS, 2)}, batch=False
+        ph.gaussian_filter,
+        lambda: {"values": values(2, POINTS, 3), "features": features(2, POINTS, 2)},
+        batch=False,
+        jumps=("facets",),
     ),
     "permutohedral_filter": Case(ph.permutohedral_filter, on_points(weight=parameter(7, 3, 4))),
     **{
         f"permutohedral_filter {normalization}": Case(
             lambda normalization=normalization, **given: ph.permutohedral_filter(**given, normalization=normalization),
             on_points(weight=parameter(7, 3, 4)),
-            jumps=normalization in ("density", "coverage"),
+            jumps=("facets",) if normalization in ("density", "coverage") else (),
         )
         for normalization in ("homogeneous", "symmetric", "density", "coverage")
     },
@@ -233,17 +253,22 @@ FILTERS: dict[str, Case] = {
             "target_features": features(2, 5, 2),
         },
         batch=False,
-        jumps=True,
+        jumps=("facets",),
     ),
     "build_lattice": Case(
         lambda features: ph.build_lattice(features).source.barycentric, lambda: {"features": features(POINTS, 3)}
     ),
-    "splat": Case(lambda values, features: ph.splat(values, ph.build_lattice(features)), on_points(), batch=False),
+    "splat": Case(
+        lambda values, features: ph.splat(values, ph.build_lattice(features)),
+        on_points(),
+        batch=False,
+        jumps=("facets",),
+    ),
     "splat max": Case(
         lambda values, features: ph.splat(values, ph.build_lattice(features), reduce="max"),
-        lambda: {"values": values(POINTS, 3), "features": fixed_features(2)},
+        lambda: {"values": values(POINTS, 3), "features": fixed_features()},
         batch=False,
-        jumps=True,
+        jumps=("facets", "zeros"),
     ),
     "convolve": Case(
         lambda lattice_values, features, weight: ph.convolve(lattice_values, weight, ph.build_lattice(features)),
@@ -259,6 +284,7 @@ FILTERS: dict[str, Case] = {
         batch=False,
         empty=False,
         arrays=True,
+        jumps=("facets",),
     ),
     "features.positions": Case(
         lambda sigma: ph.features.positions((3, 4), sigma, device=sigma.device, dtype=sigma.dtype),
@@ -297,7 +323,7 @@ FILTERS: dict[str, Case] = {
         lambda lattice_values, features: ph.levels.pool(lattice_values, pyramid_of(features), 0),
         on_lattice(),
         batch=False,
-        jumps=True,
+        jumps=("facets", "zeros"),
     ),
     "levels.convolve_down": Case(
         lambda lattice_values, features, weight: ph.levels.convolve_down(
@@ -321,6 +347,7 @@ GUIDED: dict[str, Case] = {
             on_maps(sample_weight=sample_weight(3, 4)),
             empty=False,
             arrays=True,
+            jumps=() if mode == "solver" else ("weights",),
         )
         for mode in ("solver", "gaussian", "affine")
     },
@@ -344,24 +371,29 @@ GUIDED: dict[str, Case] = {
     ),
     "guided.BilateralSolver": Case(
         lambda target, guide: ph.guided.BilateralSolver(guide)(target, observe="cells", num_iterations=5),
-        lambda: {"target": image(2, 3, 4), "guide": image(3, 5, 6)},
+        lambda: {"target": image(2, 3, 4), "guide": guide(3, 5, 6)},
         empty=False,
         arrays=True,
     ),
 }
 
 FIELDS: dict[str, Case] = {
-    "crf.Kernel": Case(mean_field_of, lambda: {"energies": values(POINTS, 3), "features": features(POINTS, 2)}),
+    "crf.Kernel": Case(
+        mean_field_of, lambda: {"energies": values(POINTS, 3), "features": features(POINTS, 2)}, jumps=("facets",)
+    ),
     "crf.mean_field": Case(
         mean_field_of,
         lambda: {
             "energies": values(POINTS, 3),
             "features": features(POINTS, 2),
             "compatibility": parameter(3, 3, wide=True),
-            "start": Input(_draw((POINTS, 3), 0.1, 1.0), points=-2),
+            "start": Input(_draw((POINTS, 3), 0.1, 1.0), "start", points=-2),
         },
+        jumps=("facets",),
     ),
-    "crf.bilateral_kernel": Case(mean_field_on_pixels, lambda: {"energies": image(3, 5, 6), "guide": image(3, 5, 6)}),
+    "crf.bilateral_kernel": Case(
+        mean_field_on_pixels, lambda: {"energies": image(3, 5, 6), "guide": guide(3, 5, 6)}, jumps=("facets",)
+    ),
     "crf.spatial_kernel": Case(
         lambda energies, sigma: ph.crf.mean_field(
             energies, [ph.crf.spatial_kernel((5, 6), sigma, device=sigma.device, dtype=sigma.dtype)]
@@ -375,12 +407,13 @@ FIELDS: dict[str, Case] = {
         ),
         lambda: {
             "marginals": values(POINTS, 3),
-            "energies": Input(_draw((POINTS, 3), 0, 2), points=-2),
+            "energies": values(POINTS, 3, low=0.0),
             "features": features(POINTS, 2),
         },
+        jumps=("facets",),
     ),
     "crf.energies_from_probabilities": Case(
-        ph.crf.energies_from_probabilities, lambda: {"probabilities": Input(_draw((POINTS, 3), 0.1, 0.9), points=-2)}
+        ph.crf.energies_from_probabilities, lambda: {"probabilities": values(POINTS, 3, low=0.0)}
     ),
 }
 
@@ -388,26 +421,30 @@ FIELDS: dict[str, Case] = {
 OF_NETWORKS = 60.0
 
 LAYERS: dict[str, Case] = {
-    "nn.PermutohedralConv": layer(lambda: ph.nn.PermutohedralConv(3, 4, 2), on_points(), jumps=True),
+    "nn.PermutohedralConv": layer(lambda: ph.nn.PermutohedralConv(3, 4, 2), on_points(), jumps=("facets",)),
     "nn.PermutohedralConv sigma": layer(
         lambda: ph.nn.PermutohedralConv(3, 6, 2, groups=3, learn_sigma=True, normalization="homogeneous"),
         on_points(target_features=features(7, 2), sample_weight=sample_weight(POINTS)),
     ),
     "nn.PermutohedralConv around": layer(
-        lambda: ph.nn.PermutohedralConv(3, 3, 2, around="gaussian", normalization="coverage"), on_points(), jumps=True
+        lambda: ph.nn.PermutohedralConv(3, 3, 2, around="gaussian", normalization="coverage"),
+        on_points(),
+        jumps=("facets",),
     ),
-    "nn.GaussianFilter": layer(lambda: ph.nn.GaussianFilter(2, learn_sigma=True), on_points()),
+    "nn.GaussianFilter": layer(lambda: ph.nn.GaussianFilter(2, halo=1, learn_sigma=True), on_points()),
     "nn.BilateralFilter": layer(
-        lambda: ph.nn.BilateralFilter(sigma_space=1.7, sigma_color=0.4, learn_sigma=True), on_pixels()
+        lambda: ph.nn.BilateralFilter(sigma_space=1.7, sigma_color=0.4, learn_sigma=True), on_pixels(), jumps=("zeros",)
     ),
     "nn.BilateralConv1d": layer(
-        lambda: ph.nn.BilateralConv1d(2, 4, sigma_space=1.7), lambda: {"image": image(2, 9)}, jumps=True
+        lambda: ph.nn.BilateralConv1d(2, 4, sigma_space=1.7), lambda: {"image": image(2, 9)}, jumps=("facets", "zeros")
     ),
     "nn.BilateralConv2d": layer(
-        lambda: ph.nn.BilateralConv2d(3, 4, 1, sigma_space=1.7), on_pixels(guide=image(1, 5, 6)), jumps=True
+        lambda: ph.nn.BilateralConv2d(3, 4, 1, sigma_space=1.7), on_pixels(guide=guide(1, 5, 6)), jumps=("facets",)
     ),
     "nn.BilateralConv3d": layer(
-        lambda: ph.nn.BilateralConv3d(1, 4, sigma_space=1.7), lambda: {"image": image(1, 3, 4, 5)}, jumps=True
+        lambda: ph.nn.BilateralConv3d(1, 4, sigma_space=1.7),
+        lambda: {"image": image(1, 3, 4, 5)},
+        jumps=("facets", "zeros"),
     ),
     "nn.BilateralUpsample2d": layer(lambda: ph.nn.BilateralUpsample2d(2, 3, learn_sigma=True), on_maps(), empty=False),
     "nn.BilateralSolver": layer(lambda: ph.nn.BilateralSolver(learn_sigma=True), on_targets(), empty=False),
@@ -416,12 +453,13 @@ LAYERS: dict[str, Case] = {
             3, compatibility="matrix", learn_sigma=True, spatial_sigma=2.9, bilateral_sigma_color=0.4
         ),
         # equal logits are an unstable equilibrium
-        lambda: {"logits": Input(image(3, 5, 6).data, points=-1, varies=True), "guide": image(3, 5, 6)},
+        lambda: {"logits": image(3, 5, 6, role="logits"), "guide": guide(3, 5, 6)},
+        jumps=("facets",),
     ),
     "nn.DenseEnergyLoss": layer(
         lambda: ph.nn.DenseEnergyLoss(sigma_space=3.1, sigma_color=0.4, weight=1.0),
         lambda: {
-            "images": Input(_draw((2, 3, 6, 8), 0, 1), differentiable=False, points=0),
+            "images": Input(_draw((2, 3, 6, 8), 0, 1), "fixed features", points=0),
             "probabilities": Input(_draw((2, 3, 6, 8), 0, 1), points=0),
         },
         batch=False,
@@ -429,7 +467,7 @@ LAYERS: dict[str, Case] = {
     ),
     "nn.PermutohedralEncoding": layer(
         lambda: ph.nn.PermutohedralEncoding(3, 4, 2, 64, sigmas=(0.9, 0.5, 0.3, 0.2), include_input=True),
-        lambda: {"positions": Input(_draw((POINTS, 3), 0, 1), points=-2, wide=True)},
+        lambda: {"positions": features(POINTS, 3, low=0.0, high=1.0)},
     ),
     "nn.LatticeConv": Case(
         lambda layer, lattice_values, features: layer(lattice_values, ph.build_lattice(features)),
@@ -442,6 +480,7 @@ LAYERS: dict[str, Case] = {
         on_lattice(),
         lambda: ph.nn.LatticeGroupNorm(2, 4),
         batch=False,
+        jumps=("zeros",),
     ),
     "nn.LatticeItems": Case(
         lambda lattice_values, features: ph.nn.LatticeItems(ph.build_lattice(features), 1).mean(lattice_values),
@@ -452,9 +491,9 @@ LAYERS: dict[str, Case] = {
     "nn.LatticeConvUp": on_level(lambda: ph.nn.LatticeConvUp(4, 5, 2), level=1),
     "nn.LatticeLinearDown": on_level(lambda: ph.nn.LatticeLinearDown(4, 5, 2)),
     "nn.LatticeLinearUp": on_level(lambda: ph.nn.LatticeLinearUp(4, 5), level=1),
-    "nn.LatticePool": on_level(ph.nn.LatticePool),
+    "nn.LatticePool": replace(on_level(ph.nn.LatticePool), jumps=("facets", "zeros")),
     "models.LatticeUNet": layer(
-        lambda: ph.models.LatticeUNet(3, 2, 2, channels=(4, 8)), on_points(), roundings=OF_NETWORKS
+        lambda: ph.models.LatticeUNet(3, 2, 2, channels=(4, 8)), on_points(), roundings=OF_NETWORKS, jumps=("facets",)
     ),
     "models.PointSegmenter": Case(
         lambda layer, values, positions: layer(
@@ -464,6 +503,7 @@ LAYERS: dict[str, Case] = {
         lambda: ph.models.PointSegmenter(2, 3, channels=(4, 8)),
         batch=False,
         roundings=OF_NETWORKS,
+        jumps=("facets",),
     ),
 }
 
@@ -483,3 +523,93 @@ def call(case: Case, layer: nn.Module | None, given: dict[str, Any]) -> list[Any
     """Return the results of a case as a list."""
     results = case.call(**given) if layer is None else case.call(layer, **given)
     return list(results) if isinstance(results, tuple) else [results]
+
+
+Layout = Callable[[Tensor], Tensor]
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    axes = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(axes).contiguous().permute(axes)
+
+
+def sliced(tensor: Tensor) -> Tensor:
+    """Every second number of a larger tensor, with a storage offset."""
+    if tensor.dim() == 0:
+        return torch.stack([torch.full_like(tensor, torch.nan), tensor])[1]
+    large = tensor.new_full([2 * extent + 1 for extent in tensor.shape], torch.nan)
+    view = large[(slice(1, None, 2),) * tensor.dim()]
+    return view.copy_(tensor)
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    """The first row in place of all, with a stride of zero."""
+    return tensor[:1].expand(tensor.shape) if tensor.dim() else tensor
+
+
+def one_number(tensor: Tensor) -> Tensor:
+    """As the gradient of a sum: all strides are zero."""
+    return tensor.new_ones(()).expand(tensor.shape)
+
+
+def as_given(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def upstream_of(output: Tensor) -> Tensor:
+    """Incoming gradient of an output: numbers of six bits, which every dtype holds."""
+    numbers = np.random.default_rng(output.numel()).integers(-64, 65, tuple(output.shape)) / 64
+    return torch.as_tensor(numbers).to(output)
+
+
+def run(
+    case: Case,
+    dtype: torch.dtype,
+    layouts: tuple[Layout, Layout] = (as_given, as_given),
+    *,
+    exact: bool = False,
+    autocast: bool = False,
+    inputs: Inputs | None = None,
+) -> dict[str, Tensor]:
+    """Return results and gradients; with `exact` in contiguous float64, of the same numbers."""
+    layout, upstream_layout = layouts
+    layer = make_layer(case, dtype)
+    if layer is not None and exact:
+        layer = layer.double()
+    given = {}
+    for name, each in (case.inputs() if inputs is None else inputs).items():
+        numbers = each.data.to(DEVICE, torch.float32 if each.wide and dtype.itemsize < 4 else dtype)
+        numbers = numbers if layout is expanded and each.varies else layout(numbers)
+        numbers = numbers.double().contiguous() if exact else numbers
+        given[name] = numbers.detach().requires_grad_(each.differentiable)
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+        outputs = call(case, layer, given)
+    leaves = {name: tensor for name, tensor in given.items() if tensor.requires_grad}
+    if layer is not None:
+        leaves |= {name: each for name, each in layer.named_parameters() if each.requires_grad}
+    differentiable = [output for output in outputs if output.requires_grad]
+    upstream = [upstream_layout(upstream_of(output)) for output in differentiable]
+    gradients = torch.autograd.grad(
+        differentiable, [*leaves.values()], [each.contiguous() for each in upstream] if exact else upstream
+    )
+    found = {f"result {number}": output.detach() for number, output in enumerate(outputs)}
+    return found | {f"gradient of {name}": each for name, each in zip(leaves, gradients, strict=True)}
+
+
+def largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def assert_alike(
+    found: dict[str, Tensor], expected: dict[str, Tensor], typical: dict[str, Tensor], tolerance: float, hint: str
+) -> None:
+    """Compare, relative to the largest number expected, also of `typical` inputs: sums may be zero but for rounding."""
+    assert found.keys() == expected.keys()
+    errors = {}
+    for name, wanted in expected.items():
+        assert found[name].shape == wanted.shape, f"{hint}: {name}"
+        scale = max(largest(wanted), largest(typical[name]), torch.finfo(torch.float32).tiny)
+        error = largest(found[name].double() - wanted.double()) / scale
+        if not error <= tolerance:
+            errors[name] = f"{error:.3g}"
+    assert not errors, f"{hint}: relative errors beyond {tolerance:.3g}: {errors}"
