@@ -76,6 +76,8 @@ class Input:
 
 
 Inputs = dict[str, Input]
+# roles of inputs that make the lattice
+LATTICE_ROLES = ("features", "guide", "fixed features")
 
 
 @dataclass(frozen=True, eq=False)
@@ -570,10 +572,16 @@ def run(
     exact: bool = False,
     autocast: bool = False,
     inputs: Inputs | None = None,
+    layer: nn.Module | None = None,
+    gradients: str = "all",
 ) -> dict[str, Tensor]:
-    """Return results and gradients; with `exact` in contiguous float64, of the same numbers."""
+    """Return results and gradients; with `exact` in contiguous float64, of the same numbers.
+
+    `gradients` are "all", those of "values" and parameters on lattices without derivatives, or "none": backends have
+    other functions for each.
+    """
     layout, upstream_layout = layouts
-    layer = make_layer(case, dtype)
+    layer = make_layer(case, dtype) if layer is None else layer
     if layer is not None and exact:
         layer = layer.double()
     given = {}
@@ -581,19 +589,21 @@ def run(
         numbers = each.data.to(DEVICE, torch.float32 if each.wide and dtype.itemsize < 4 else dtype)
         numbers = numbers if layout is expanded and each.varies else layout(numbers)
         numbers = numbers.double().contiguous() if exact else numbers
-        given[name] = numbers.detach().requires_grad_(each.differentiable)
-    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+        wanted = gradients == "all" or (gradients == "values" and each.role not in LATTICE_ROLES)
+        given[name] = numbers.detach().requires_grad_(wanted and each.differentiable)
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast), torch.set_grad_enabled(gradients != "none"):
         outputs = call(case, layer, given)
+    found = {f"result {number}": output.detach() for number, output in enumerate(outputs)}
+    differentiable = [output for output in outputs if output.requires_grad]
+    if not differentiable:
+        return found
     leaves = {name: tensor for name, tensor in given.items() if tensor.requires_grad}
     if layer is not None:
         leaves |= {name: each for name, each in layer.named_parameters() if each.requires_grad}
-    differentiable = [output for output in outputs if output.requires_grad]
     upstream = [upstream_layout(upstream_of(output)) for output in differentiable]
-    gradients = torch.autograd.grad(
-        differentiable, [*leaves.values()], [each.contiguous() for each in upstream] if exact else upstream
-    )
-    found = {f"result {number}": output.detach() for number, output in enumerate(outputs)}
-    return found | {f"gradient of {name}": each for name, each in zip(leaves, gradients, strict=True)}
+    upstream = [each.contiguous() for each in upstream] if exact else upstream
+    computed = torch.autograd.grad(differentiable, [*leaves.values()], upstream)
+    return found | {f"gradient of {name}": each for name, each in zip(leaves, computed, strict=True)}
 
 
 def largest(tensor: Tensor) -> float:
@@ -603,13 +613,15 @@ def largest(tensor: Tensor) -> float:
 def assert_alike(
     found: dict[str, Tensor], expected: dict[str, Tensor], typical: dict[str, Tensor], tolerance: float, hint: str
 ) -> None:
-    """Compare, relative to the largest number expected, also of `typical` inputs: sums may be zero but for rounding."""
-    assert found.keys() == expected.keys()
+    """Compare what was found, relative to the largest number expected.
+
+    It is also relative to that of `typical` inputs, since sums may be zero but for rounding.
+    """
     errors = {}
-    for name, wanted in expected.items():
-        assert found[name].shape == wanted.shape, f"{hint}: {name}"
-        scale = max(largest(wanted), largest(typical[name]), torch.finfo(torch.float32).tiny)
-        error = largest(found[name].double() - wanted.double()) / scale
+    for name, each in found.items():
+        assert each.shape == expected[name].shape, f"{hint}: {name}"
+        scale = max(largest(expected[name]), largest(typical[name]), torch.finfo(torch.float32).tiny)
+        error = largest(each.double() - expected[name].double()) / scale
         if not error <= tolerance:
             errors[name] = f"{error:.3g}"
     assert not errors, f"{hint}: relative errors beyond {tolerance:.3g}: {errors}"

@@ -59,9 +59,10 @@ def test_layouts_and_dtypes(name: str, mode: str) -> None:
         numbers = tuple(each if each in (expanded, one_number) else as_given for each in layouts)
         if numbers not in expected:
             expected[numbers] = run(case, dtype, layouts, exact=True)
-        found = run(case, dtype, layouts, autocast=autocast)
-        hint = f"{layouts[0].__name__} inputs, {layouts[1].__name__} gradients"
-        assert_alike(found, expected[numbers], expected[as_given, as_given], tolerance, hint)
+        for gradients in ("all", "values", "none") if layouts[1] is as_given else ("all", "values"):
+            found = run(case, dtype, layouts, autocast=autocast, gradients=gradients)
+            hint = f"{layouts[0].__name__} inputs, {layouts[1].__name__} incoming gradients, {gradients} computed"
+            assert_alike(found, expected[numbers], expected[as_given, as_given], tolerance, hint)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

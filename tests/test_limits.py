@@ -17,7 +17,7 @@ from torch import Tensor
 
 NEARBY = 1e-9
 TOLERANCE = 1e-6
-LATTICE_ROLES = ("features", "guide")
+PLACES = ("features", "guide")
 # gradients that are taken through the places of points, which jump at the facets of the lattice
 THROUGH_PLACES = ("log_scale", "log_sigma", "sigma", "image")
 
@@ -56,11 +56,11 @@ def test_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0], ids=["integers", "one_place"])
-@pytest.mark.parametrize("name", with_roles(*LATTICE_ROLES))
+@pytest.mark.parametrize("name", with_roles(*PLACES))
 def test_points_on_facets(name: str, scale: float) -> None:
-    inputs = changed(CASES[name].inputs(), LATTICE_ROLES, lambda data: scale * data.round())
-    near = changed(inputs, LATTICE_ROLES, lambda data: data + NEARBY * (2 * torch.rand_like(data) - 1))
-    places = [key for key, each in inputs.items() if each.role in LATTICE_ROLES]
+    inputs = changed(CASES[name].inputs(), PLACES, lambda data: scale * data.round())
+    near = changed(inputs, PLACES, lambda data: data + NEARBY * (2 * torch.rand_like(data) - 1))
+    places = [key for key, each in inputs.items() if each.role in PLACES]
     check_limit(name, "facets", inputs, near, *places, *THROUGH_PLACES)
 
 
