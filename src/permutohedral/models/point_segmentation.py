@@ -82,7 +82,7 @@ class PointSegmenter(nn.Module):
                 if claimed != {name: file.get_slice(name).get_shape() for name in names}:
                     raise DataError(f"{path} has weights of other shapes than the network it describes")
                 network = cls(**options)
-                network.load_state_dict({name: file.get_tensor(name) for name in names})
+                network.load_state_dict({name: file.get_tensor(name) for name in names}, assign=True)
         except (DataError, ModuleNotFoundError):
             raise
         # readers raise any exception for a damaged file
