@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class Case:
         batch: takes a leading axis.
         empty: takes zero points; False raises `InputError`, None has a fixed number.
         arrays: also takes NumPy arrays.
+        wide: the result has 32 bits where values have 16.
         roundings: error allowed, in multiples of the tolerance of a dtype.
         jumps: where results may differ from those nearby: "facets" of the lattice, "zeros" of values, which are equal,
             "weights" of zero, whose samples are filled.
@@ -102,6 +104,7 @@ class Case:
     batch: bool = True
     empty: bool | None = True
     arrays: bool = False
+    wide: bool = False
     roundings: float = 6.0
     jumps: tuple[str, ...] = ()
 
@@ -149,6 +152,7 @@ def fixed_features() -> Input:
 def on_lattice(channels: int = 4, level: int = 0, **others: Input) -> Callable[[], Inputs]:
     """Return the inputs of a function of lattice values: `features` make the lattice."""
 
+    @cache
     def make() -> Inputs:
         given = fixed_features()
         rows = ph.levels.build_pyramid(given.data, 2).levels[level].num_lattice_points
@@ -259,7 +263,9 @@ FILTERS: dict[str, Case] = {
         jumps=("facets",),
     ),
     "build_lattice": Case(
-        lambda features: ph.build_lattice(features).source.barycentric, lambda: {"features": features(POINTS, 3)}
+        lambda features: ph.build_lattice(features).source.barycentric,
+        lambda: {"features": features(POINTS, 3)},
+        wide=True,
     ),
     "splat": Case(
         lambda values, features: ph.splat(values, ph.build_lattice(features)),
@@ -294,6 +300,7 @@ FILTERS: dict[str, Case] = {
         lambda: {"sigma": parameter(2, wide=True)},
         batch=False,
         empty=None,
+        wide=True,
     ),
     "features.colors": Case(ph.features.colors, on_pixels(sigma=parameter(3, wide=True))),
     "features.opponent_colors": Case(ph.features.opponent_colors, on_pixels()),
@@ -302,15 +309,17 @@ FILTERS: dict[str, Case] = {
         lambda: {"first": values(POINTS, 2), "second": values(POINTS, 3)},
     ),
     "features.bilateral": Case(
-        lambda image: ph.features.bilateral(image, sigma_space=1.7, sigma_color=0.4), on_pixels()
+        lambda image: ph.features.bilateral(image, sigma_space=1.7, sigma_color=0.4), on_pixels(), wide=True
     ),
     "features.bilateral sigma": Case(
         lambda image, sigma: ph.features.bilateral(image, sigma_space=1.7, sigma_color=sigma),
         on_pixels(sigma=parameter(3, wide=True)),
+        wide=True,
     ),
     "levels.build_pyramid": Case(
         lambda features: tuple(level.source.barycentric for level in pyramid_of(features).levels),
         lambda: {"features": features(POINTS, 3)},
+        wide=True,
     ),
     "levels.coarsen": Case(
         lambda lattice_values, features: ph.levels.coarsen(lattice_values, pyramid_of(features), 0),
@@ -414,6 +423,7 @@ FIELDS: dict[str, Case] = {
             "features": features(POINTS, 2),
         },
         jumps=("facets",),
+        wide=True,
     ),
     "crf.energies_from_probabilities": Case(
         ph.crf.energies_from_probabilities, lambda: {"probabilities": values(POINTS, 3, low=0.0)}
@@ -444,6 +454,9 @@ LAYERS: dict[str, Case] = {
     "nn.BilateralConv2d": layer(
         lambda: ph.nn.BilateralConv2d(3, 4, 1, sigma_space=1.7), on_pixels(guide=guide(1, 5, 6)), jumps=("facets",)
     ),
+    "nn.BilateralConv2d positions": layer(
+        lambda: ph.nn.BilateralConv2d(3, 4, 0, sigma_space=1.7), on_pixels(), jumps=("facets", "zeros")
+    ),
     "nn.BilateralConv3d": layer(
         lambda: ph.nn.BilateralConv3d(1, 4, sigma_space=1.7),
         lambda: {"image": image(1, 3, 4, 5)},
@@ -465,6 +478,7 @@ LAYERS: dict[str, Case] = {
             "images": Input(_draw((2, 3, 6, 8), 0, 1), "fixed features", points=0),
             "probabilities": Input(_draw((2, 3, 6, 8), 0, 1), points=0),
         },
+        wide=True,
         batch=False,
         empty=False,
     ),
@@ -517,9 +531,9 @@ def make_layer(case: Case, dtype: torch.dtype) -> nn.Module | None:
     """Return the layer of a case on the device; its parameters are the same numbers, rounded to the dtype."""
     if case.layer is None:
         return None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return case.layer().to(DEVICE, dtype)
+    # torch.manual_seed takes milliseconds
+    torch.default_generator.manual_seed(0)
+    return case.layer().to(DEVICE, dtype)
 
 
 def call(case: Case, layer: nn.Module | None, given: dict[str, Any]) -> list[Any]:

@@ -31,7 +31,8 @@ from torch import Tensor
 
 import permutohedral as ph
 
-MODES = ("float64", "float32", "float16", "bfloat16", "autocast")
+# the last is bfloat16, too
+MODES = ("float64", "float32", "float16", "bfloat16", "autocast", "reference")
 
 
 # of inputs and of incoming gradients
@@ -51,18 +52,22 @@ def test_every_public_name_is_covered() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_layouts_and_dtypes(name: str, mode: str) -> None:
     case, autocast = CASES[name], mode == "autocast"
-    dtype = torch.float32 if autocast else getattr(torch, mode)
+    dtype = {"autocast": torch.float32, "reference": torch.bfloat16}.get(mode) or getattr(torch, mode)
     tolerance = case.roundings * TOLERANCE[torch.bfloat16 if autocast else dtype]
     expected: dict[tuple[Layout, ...], dict[str, Tensor]] = {}
     for layouts in LAYOUTS:
         # other layouts change no number
         numbers = tuple(each if each in (expanded, one_number) else as_given for each in layouts)
-        if numbers not in expected:
-            expected[numbers] = run(case, dtype, layouts, exact=True)
         for gradients in ("all", "values", "none") if layouts[1] is as_given else ("all", "values"):
-            found = run(case, dtype, layouts, autocast=autocast, gradients=gradients)
+            # backends number lattice points in their own order
+            with ph.backends.use("reference" if mode == "reference" else None):
+                if numbers not in expected:
+                    expected[numbers] = run(case, dtype, layouts, exact=True)
+                found = run(case, dtype, layouts, autocast=autocast, gradients=gradients)
             hint = f"{layouts[0].__name__} inputs, {layouts[1].__name__} incoming gradients, {gradients} computed"
             assert_alike(found, expected[numbers], expected[as_given, as_given], tolerance, hint)
+            if not (autocast or case.wide):
+                assert found["result 0"].dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

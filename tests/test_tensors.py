@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -134,41 +134,6 @@ def test_sigma_as_an_array() -> None:
             ph.bilateral_filter(image, sigma_space=two, sigma_color=1.0),
             ph.bilateral_filter(image, sigma_space=2.0, sigma_color=1.0),
         )
-
-
-@pytest.fixture
-def another_default() -> Iterator[None]:
-    """Set a default device that cannot compute."""
-    torch.set_default_device("meta")
-    yield
-    torch.set_default_device(None)
-
-
-@pytest.mark.usefixtures("another_default")
-@pytest.mark.parametrize("dimension", [2, 3, 5])
-def test_ignores_default_device(dimension: int) -> None:
-    """Sizes that no other test uses: what is cached is made here."""
-    random = torch.Generator(device="cpu").manual_seed(0)
-    values, features = (
-        torch.rand(414, columns, generator=random, device="cpu").to(DEVICE).requires_grad_()
-        for columns in (3, dimension)
-    )
-    weight = torch.ones(ph.lattice.Neighborhood(dimension, 2).filter_size, 3, 2, device=DEVICE, requires_grad=True)
-    results = [
-        ph.gaussian_filter(values.detach(), 20 * features.detach()),
-        ph.gaussian_filter(values, features, 2 * features, halo=1),
-        ph.gaussian_filter(values, features, method="dense"),
-        ph.permutohedral_filter(values, features, weight, 2 * features, neighborhood_size=2, normalization="symmetric"),
-    ]
-    for result in results:
-        assert result.device == DEVICE
-        if result.requires_grad:
-            result.sum().backward()
-    image = values.detach().T[:1].reshape(1, 18, 23)
-    assert ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.2).device == DEVICE
-    assert ph.build_lattice(zeros(0, dimension)).device == DEVICE
-    layer = ph.nn.PermutohedralConv(3, 3, dimension, init="gaussian", device=DEVICE)
-    assert layer(values, features).device == DEVICE
 
 
 @pytest.mark.parametrize("points", [0, 1, 50])

@@ -167,12 +167,3 @@ def test_guide_has_gradients() -> None:
     assert picture.grad is not None
     assert guide.grad is not None
     assert guide.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_16_bit_images(half: torch.dtype) -> None:
-    for guide_channels in (None, 0):
-        layer = BilateralConv2d(1, 2, guide_channels=guide_channels).to(DEVICE, half)
-        output = layer(image(1, 4, 5).to(half))
-        assert output.dtype == half
-        assert output.isfinite().all()

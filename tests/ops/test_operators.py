@@ -215,19 +215,3 @@ def test_every_operator_is_tested() -> None:
         name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "permutohedral::" in name
     }
     assert names == {VARIANTS.get(name, name) for name in INTEGER + WITHOUT_DERIVATIVE + FLOATING}
-
-
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_gradients_keep_the_dtype_of_their_inputs(half: torch.dtype) -> None:
-    sample = Sample()
-    values = sample.values.detach().to(half).requires_grad_()
-    weight = sample.weight.detach().to(half).requires_grad_()
-    barycentric = sample.barycentric.detach().float().requires_grad_()
-    splatted = operators.splat(values, sample.vertices, barycentric, len(sample.keys))
-    convolved = operators.convolve(splatted, weight, sample.neighbors, None, sample.opposite, GROUPS)
-    assert (splatted.dtype, convolved.dtype) == (half, half)
-    convolved.float().square().sum().backward()
-    for leaf in (values, weight, barycentric):
-        assert leaf.grad is not None
-        assert leaf.grad.dtype == leaf.dtype
-        assert leaf.grad.isfinite().all()
