@@ -452,10 +452,12 @@ LAYERS: dict[str, Case] = {
         lambda: ph.nn.BilateralConv1d(2, 4, sigma_space=1.7), lambda: {"image": image(2, 9)}, jumps=("facets", "zeros")
     ),
     "nn.BilateralConv2d": layer(
-        lambda: ph.nn.BilateralConv2d(3, 4, 1, sigma_space=1.7), on_pixels(guide=guide(1, 5, 6)), jumps=("facets",)
+        lambda: ph.nn.BilateralConv2d(3, 4, guide_channels=1, sigma_space=1.7),
+        on_pixels(guide=guide(1, 5, 6)),
+        jumps=("facets",),
     ),
     "nn.BilateralConv2d positions": layer(
-        lambda: ph.nn.BilateralConv2d(3, 4, 0, sigma_space=1.7), on_pixels(), jumps=("facets", "zeros")
+        lambda: ph.nn.BilateralConv2d(3, 4, guide_channels=0, sigma_space=1.7), on_pixels(), jumps=("facets", "zeros")
     ),
     "nn.BilateralConv3d": layer(
         lambda: ph.nn.BilateralConv3d(1, 4, sigma_space=1.7),
