@@ -77,8 +77,8 @@ class Input:
 
 
 Inputs = dict[str, Input]
-# roles of inputs that make the lattice
-LATTICE_ROLES = ("features", "guide", "fixed features")
+# roles of inputs that make the lattice, and have derivatives
+PLACES = ("features", "guide")
 
 
 @dataclass(frozen=True, eq=False)
@@ -594,8 +594,8 @@ def run(
 ) -> dict[str, Tensor]:
     """Return results and gradients; with `exact` in contiguous float64, of the same numbers.
 
-    `gradients` are "all", those of "values" and parameters on lattices without derivatives, or "none": backends have
-    other functions for each.
+    `gradients` are "all", those of "values" and parameters on lattices without derivatives, those of "parameters", or
+    "none": backends have other functions for each.
     """
     layout, upstream_layout = layouts
     layer = make_layer(case, dtype) if layer is None else layer
@@ -606,7 +606,7 @@ def run(
         numbers = each.data.to(DEVICE, torch.float32 if each.wide and dtype.itemsize < 4 else dtype)
         numbers = numbers if layout is expanded and each.varies else layout(numbers)
         numbers = numbers.double().contiguous() if exact else numbers
-        wanted = gradients == "all" or (gradients == "values" and each.role not in LATTICE_ROLES)
+        wanted = gradients == "all" or (gradients == "values" and each.role not in PLACES)
         given[name] = numbers.detach().requires_grad_(wanted and each.differentiable)
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast), torch.set_grad_enabled(gradients != "none"):
         outputs = call(case, layer, given)

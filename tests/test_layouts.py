@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from public_cases import (
     CASES,
+    PLACES,
     WITHOUT_DERIVATIVES,
     Layout,
     as_given,
@@ -55,10 +56,15 @@ def test_layouts_and_dtypes(name: str, mode: str) -> None:
     dtype = {"autocast": torch.float32, "reference": torch.bfloat16}.get(mode) or getattr(torch, mode)
     tolerance = case.roundings * TOLERANCE[torch.bfloat16 if autocast else dtype]
     expected: dict[tuple[Layout, ...], dict[str, Tensor]] = {}
+    kinds = ["all"]
+    # the other dtypes take the same functions
+    if mode in ("float32", "bfloat16", "autocast"):
+        kinds += ["values"] if any(each.role in PLACES for each in case.inputs().values()) else []
+        kinds += ["parameters"] if case.layer is not None else []
     for layouts in LAYOUTS:
         # other layouts change no number
         numbers = tuple(each if each in (expanded, one_number) else as_given for each in layouts)
-        for gradients in ("all", "values", "none") if layouts[1] is as_given else ("all", "values"):
+        for gradients in (*kinds, "none") if layouts[1] is as_given else kinds:
             # backends number lattice points in their own order
             with ph.backends.use("reference" if mode == "reference" else None):
                 if numbers not in expected:

@@ -12,12 +12,11 @@ from functools import partial
 
 import pytest
 import torch
-from public_cases import CASES, Case, Inputs, assert_alike, run
+from public_cases import CASES, PLACES, Case, Inputs, assert_alike, run
 from torch import Tensor
 
 NEARBY = 1e-9
 TOLERANCE = 1e-6
-PLACES = ("features", "guide")
 # gradients that are taken through the places of points, which jump at the facets of the lattice
 THROUGH_PLACES = ("log_scale", "log_sigma", "sigma", "image")
 
