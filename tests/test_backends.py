@@ -22,14 +22,12 @@ from permutohedral.ops import contract, dispatch
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register backends that do not load, are unavailable, or do not support the device."""
     loads = dispatch.Backend("broken", "permutohedral.ops.no_such_module", lambda: None, lambda device: None)
     absent = replace(loads, name="absent", why_unavailable=lambda: "it is not installed")
     elsewhere = replace(loads, name="elsewhere", why_not_on=lambda device: f"it does not run on {device!r}")
     monkeypatch.setattr(dispatch, "_BACKENDS", [absent, elsewhere, loads, *dispatch._BACKENDS])
-    yield
-    ph.backends.use(None)
 
 
 def backend_report() -> dispatch.BackendReport:
@@ -72,15 +70,17 @@ def test_restores_backend_after_error(backend: str) -> None:
     assert forced_backend() == backend
 
 
-def test_rejects_unknown_backend() -> None:
+@pytest.mark.parametrize("force", [ph.backends.use, ph.backends.set_default])
+def test_rejects_unknown_backend(force: Callable[[str], object]) -> None:
     with pytest.raises(ph.errors.InputError, match=r"no backend 'cuda'; choose one of .*'reference'"):
-        ph.backends.use("cuda")
+        force("cuda")
 
 
 @pytest.mark.usefixtures("broken")
-def test_unavailable_backend_raises_with_reason() -> None:
+@pytest.mark.parametrize("force", [ph.backends.use, ph.backends.set_default])
+def test_unavailable_backend_raises_with_reason(force: Callable[[str], object]) -> None:
     with pytest.raises(ph.errors.BackendUnavailable, match="'absent' cannot be used: it is not installed"):
-        ph.backends.use("absent")
+        force("absent")
     assert "absent" not in ph.backends.available()
     assert ph.backends.explain().others["absent"] == "it is not installed"
 
@@ -126,16 +126,25 @@ def in_another_thread(function: Callable[[], Any]) -> Any:
         return pool.submit(function).result(timeout=60)
 
 
-def test_call_without_block_sets_process_default() -> None:
-    ph.backends.use("reference")
+def test_default_holds_for_all_threads_outside_of_blocks() -> None:
+    ph.backends.set_default("reference")
     try:
         assert in_another_thread(chosen_backend) == "reference"
         with ph.backends.use(None):
             assert forced_backend() is None
         assert chosen_backend() == "reference"
     finally:
-        ph.backends.use(None)
+        ph.backends.set_default(None)
     assert forced_backend() is None
+
+
+def test_block_that_is_made_does_not_affect_other_threads() -> None:
+    by_default = chosen_backend()
+    block = ph.backends.use("reference")
+    assert in_another_thread(chosen_backend) == by_default
+    assert chosen_backend() == by_default
+    with block:
+        assert chosen_backend() == "reference"
 
 
 class Recorded(TorchDispatchMode):

@@ -9,6 +9,6 @@ True
 """
 
 from permutohedral.ops.composite import explain_call
-from permutohedral.ops.dispatch import available, explain, use
+from permutohedral.ops.dispatch import available, explain, set_default, use
 
-__all__ = ["available", "explain", "explain_call", "use"]
+__all__ = ["available", "explain", "explain_call", "set_default", "use"]

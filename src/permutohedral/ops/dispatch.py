@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import threading
-from collections.abc import Callable
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -32,7 +31,7 @@ class Backend:
     """A module with the primitives, and the conditions under which it runs.
 
     Attributes:
-        name: the argument of `use`.
+        name: the argument of `use` and `set_default`.
         module: import path of the primitives.
         why_unavailable: returns the reason it does not work on this machine, or None.
         why_not_on: returns the reason it does not run on a device of this type, or None.
@@ -112,11 +111,8 @@ _BACKENDS = [
     Backend("reference", "permutohedral.ops.reference", lambda: None, lambda device_type: None),
 ]
 
-# Calls of `use` that opened no block (yet), the latest last: the process default. Calls beyond the last few are
-# dropped, since a later call hides them. Replaced, never changed, so that it is read without the lock.
-_defaults: tuple[use, ...] = ()
-_MOST_DEFAULTS = 64
-_lock = threading.Lock()
+# the backend of the whole process, None for the choice by device
+_default: Backend | None = None
 # the innermost block of this context: its backend, None for the choice by device
 _block: ContextVar[tuple[Backend | None] | None] = ContextVar("permutohedral_backend", default=None)
 
@@ -124,21 +120,15 @@ _block: ContextVar[tuple[Backend | None] | None] = ContextVar("permutohedral_bac
 def forced_backend() -> Backend | None:
     """Return the backend of the innermost block, else the process default, None for the choice by device."""
     block = _block.get()
-    if block is not None:
-        return block[0]
-    defaults = _defaults
-    return defaults[-1].backend if defaults else None
+    return _default if block is None else block[0]
 
 
 def call_on(backend: Backend | None, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function on the backend that `forced_backend` returned earlier, such as in the forward pass."""
     if backend is forced_backend():
         return function(*arguments)
-    token = _block.set((backend,))
-    try:
+    with _force(backend):
         return function(*arguments)
-    finally:
-        _block.reset(token)
 
 
 def _by_name(name: str) -> Backend:
@@ -201,14 +191,23 @@ def available() -> list[str]:
     return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
 
 
-class use:
-    """Force a backend for the whole process, or inside a `with` block.
+def _usable(name: str | None) -> Backend | None:
+    if name is None:
+        return None
+    backend = _by_name(name)
+    reason = backend.why_unavailable()
+    if reason is not None:
+        raise BackendUnavailable(f"backend {name!r} cannot be used: {reason}")
+    return backend
 
-    A call outside of a `with` statement sets the process default, which new threads follow. A block holds for the
-    thread, or the asynchronous task, that opens it. A backward pass runs on the backend of its forward pass.
+
+def use(name: str | None) -> AbstractContextManager[None]:
+    """Force a backend inside a `with` block, for the thread or asynchronous task that opens it.
+
+    A backward pass runs on the backend of its forward pass. `set_default` forces a backend for the whole process.
 
     Args:
-        name: "native", "triton" or "reference"; None chooses by device again.
+        name: "native", "triton" or "reference"; None chooses by device.
 
     Raises:
         BackendUnavailable: the backend does not work on this machine; the message says why.
@@ -218,29 +217,35 @@ class use:
     ...     print(ph.backends.explain(torch.zeros(1)).name)
     reference
     """
+    return _force(_usable(name))
 
-    def __init__(self, name: str | None) -> None:
-        global _defaults
-        self.backend = None if name is None else _by_name(name)
-        reason = self.backend and self.backend.why_unavailable()
-        if self.backend is not None and reason is not None:
-            raise BackendUnavailable(f"backend {self.backend.name!r} cannot be used: {reason}")
-        self._tokens: list[Token[tuple[Backend | None] | None]] = []
-        with _lock:
-            _defaults = (*_defaults[1 - _MOST_DEFAULTS :], self)
 
-    def __enter__(self) -> use:
-        global _defaults
-        self._tokens.append(_block.set((self.backend,)))
-        with _lock:
-            # the call was part of a `with` statement
-            _defaults = tuple(each for each in _defaults if each is not self)
-        return self
+@contextmanager
+def _force(backend: Backend | None) -> Iterator[None]:
+    token = _block.set((backend,))
+    try:
+        yield
+    finally:
+        _block.reset(token)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _block.reset(self._tokens.pop())
+
+def set_default(name: str | None) -> None:
+    """Force a backend for the whole process, in all threads, outside of `use` blocks.
+
+    Args:
+        name: "native", "triton" or "reference"; None chooses by device again.
+
+    Raises:
+        BackendUnavailable: the backend does not work on this machine; the message says why.
+
+    >>> import torch, permutohedral as ph
+    >>> ph.backends.set_default("reference")
+    >>> ph.backends.explain(torch.zeros(1)).name
+    'reference'
+    >>> ph.backends.set_default(None)
+    """
+    global _default
+    _default = _usable(name)
 
 
 @dataclass(frozen=True)

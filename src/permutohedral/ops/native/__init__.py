@@ -48,7 +48,7 @@ def check_dimension(dimension: int) -> None:
         raise InputError(
             f"features must be [points, dimension] with at most {_native.MAX_DIMENSION} dimensions on the native "
             f"backend, got {dimension}; transpose features [dimension, points] with features.mT, or run "
-            'permutohedral.backends.use("reference"), which takes any'
+            'permutohedral.backends.set_default("reference"), which takes any'
         )
 
 

@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise BackendUnavailable(
         f"the compiled core is installed but cannot be loaded: {error}; reinstall permutohedral, or choose "
-        'permutohedral.backends.use("reference")'
+        'permutohedral.backends.set_default("reference")'
     ) from error
 
 to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
