@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.lattice.features import FEATURE_SHIFT
 from permutohedral.nn import BilateralConv2d, BilateralFilter
 
 SIGMAS: dict[str, Any] = {"sigma_space": 2.5, "sigma_color": 0.3}
@@ -32,6 +34,19 @@ def test_layer_matches_bilateral_filter(guided: bool, options: dict[str, Any]) -
     assert_close(layer.sigma_space, torch.tensor(2.5))
     assert_close(layer.sigma_color, torch.tensor(0.3))
     assert [each for each in layer.parameters() if each.requires_grad] == []
+
+
+def test_layers_of_fixed_bandwidths_read_them_as_numbers(backend: str) -> None:
+    """Features of numbers are computed in one call, and only numbers are compared with the units of the image."""
+    if backend == "reference":
+        pytest.skip("this backend has no function for features of images")
+    filtered = BilateralFilter(sigma_space=(2.5, 2.5), sigma_color=0.3).to(DEVICE)
+    solver = ph.nn.BilateralSolver(learn_smoothness=False).to(DEVICE)
+    for layer in (filtered, partial(solver, image(3, 8, 9))):
+        assert "picture_features: one call of the backend" in str(ph.backends.explain_call(layer, image(3, 8, 9)))
+    if DEVICE.type == "cpu":
+        with pytest.warns(UserWarning, match="almost unchanged"):
+            filtered(255 * image(1, 100, 100))
 
 
 def test_accepts_any_kind_of_number() -> None:
@@ -69,7 +84,7 @@ def test_bilateral_convolution_matches_convolution_of_pixels(leading: tuple[int,
             [y / 1.7, x / 1.7, *(float(channel[y, x]) / 0.4 for channel in colors)] for y in range(4) for x in range(5)
         ]
         rows = torch.stack([picture[item][:, y, x] for y in range(4) for x in range(5)])
-        expected = layer.convolution(rows, to_tensor(features))
+        expected = layer.convolution(rows, to_tensor(features) + FEATURE_SHIFT)
         for pixel in range(20):
             assert_close(actual[item][:, pixel // 5, pixel % 5], expected[pixel])
 

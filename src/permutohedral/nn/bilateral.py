@@ -25,7 +25,7 @@ from permutohedral.lattice.features import (
 )
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
-from permutohedral.nn.scale import wide_exp
+from permutohedral.nn.scale import sigmas_of, wide_exp
 from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
@@ -101,10 +101,15 @@ class BilateralFilter(nn.Module):
         origin: Sequence[int] | None = None,
     ) -> Tensor:
         """Filter `image`, keeping the edges of `guide`, by default its own; the rest as in `bilateral_filter`."""
+        sigmas = sigmas_of(self.log_sigma)
+        over_space, over_range = (
+            each[0] if len(each) == 1 else each
+            for each in (sigmas[: self._numbers_of_space], sigmas[self._numbers_of_space :])
+        )
         return bilateral_filter(
             image,
-            sigma_space=self.sigma_space,
-            sigma_color=self.sigma_color,
+            sigma_space=over_space,
+            sigma_color=over_range,
             guide=guide,
             method=self.method,
             halo=self.halo,

@@ -15,7 +15,7 @@ from permutohedral.guided.solver import Observe, bilateral_solver
 from permutohedral.lattice.features import Sigma, positive_numbers
 from permutohedral.lattice.tensors import refuse_scripting
 from permutohedral.nn.convolution import PermutohedralConv
-from permutohedral.nn.scale import wide_exp
+from permutohedral.nn.scale import sigmas_of, wide_exp
 
 
 class BilateralUpsample2d(nn.Module):
@@ -161,7 +161,7 @@ class BilateralSolver(nn.Module):
         self, target: Tensor, guide: Tensor, sample_weight: Tensor | None = None, observe: Observe = "pixels"
     ) -> Tensor:
         """Smooth `target` along `guide`; see `permutohedral.bilateral_solver`."""
-        sigma_space, sigma_color = wide_exp(self.log_sigma)
+        sigma_space, sigma_color = sigmas_of(self.log_sigma)
         return bilateral_solver(
             target,
             guide,
