@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -222,15 +223,44 @@ def test_backends_agree_on_scattered_points(dimension: int, dtype: torch.dtype) 
 @pytest.mark.usefixtures("other_backend")
 @pytest.mark.parametrize(("method", "levels"), [("lattice", None), ("dense", 8)])
 def test_backends_agree_on_images(method: GaussianMethod, levels: int | None, dtype: torch.dtype) -> None:
-    """The first row of pixels lies on faces: a tie, which all must break alike for the lattice method to agree.
-
-    With few colors more pixels come to lie on faces up to rounding; the dense method is indifferent to that.
-    """
     colors = np.random.default_rng(0).random((1, 24, 31))
     image = to_tensor(colors if levels is None else np.round(colors * levels) / levels, dtype)
     actual = ph.bilateral_filter(image, sigma_space=4.0, sigma_color=0.25, method=method)
     with ph.backends.use("reference"):
         assert_close(actual, ph.bilateral_filter(image, sigma_space=4.0, sigma_color=0.25, method=method))
+
+
+def _image_functions() -> dict[str, Callable[[Tensor], Tensor]]:
+    """Functions and layers whose features are those of an image `[3, height, width]` in [0, 1]."""
+    layer = partial(ph.nn.BilateralConv2d, 3, 4, sigma_space=1.0, device=DEVICE)
+    of_volumes = partial(ph.nn.BilateralConv3d, 3, 4, sigma_space=1.0, device=DEVICE)
+    logits = draw(3, 24, 30, dtype=torch.float32)
+    field = ph.nn.DenseCRF(3, spatial_sigma=3.0, bilateral_sigma_space=3.0, bilateral_sigma_color=0.1, device=DEVICE)
+    return {
+        "density": lambda image: layer().to(image.dtype)(image),
+        "coverage": lambda image: layer(normalization="coverage").to(image.dtype)(image),
+        "volume": lambda image: of_volumes().to(image.dtype)(image[:, None, :16, :16].expand(-1, 6, -1, -1)),
+        "filter": lambda image: ph.bilateral_filter(image, sigma_space=1.0, sigma_color=0.2),
+        "field": lambda image: field.to(image.dtype)(logits.to(image.dtype), image),
+    }
+
+
+@pytest.mark.usefixtures("other_backend")
+@pytest.mark.parametrize("name", _image_functions())
+def test_image_functions_do_not_depend_on_ties(name: str) -> None:
+    """Black pixels and pixels at whole ratios would lie on facets of the lattice, where rounding decides."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, 24), torch.linspace(0, 1, 30), indexing="ij")
+    image = (torch.stack([x, y, x * y]) * 20).round().to(DEVICE) / 20
+    image[:, 8:16, 10:20] = 0
+    results = {}
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        results[dtype] = _image_functions()[name](image.to(dtype))
+    with ph.backends.use("reference"):
+        torch.manual_seed(0)
+        expected = _image_functions()[name](image)
+    assert_close(results[torch.float32], expected)
+    assert_close(results[torch.float32], results[torch.float64])
 
 
 def test_lattice_works_on_another_backend(backend: str) -> None:

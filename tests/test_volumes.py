@@ -15,6 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.lattice.features import FEATURE_SHIFT
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -26,7 +27,7 @@ def rows_of(guide: np.ndarray, sigmas: Sequence[float], sigma_color: float, orig
     """Position and value of every sample of `guide [channels, *space]`, the last axis fastest."""
     values = guide.reshape(len(guide), -1).T / sigma_color
     places = (np.array([*np.ndindex(*guide.shape[1:])]) + origin) / sigmas
-    return np.concatenate([places, values], axis=1)
+    return np.concatenate([places, values], axis=1) + FEATURE_SHIFT
 
 
 def draw(*shape: int, seed: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -123,8 +123,9 @@ class float32:
         arg3: Sequence[int],
         arg4: Sequence[float],
         arg5: Sequence[float],
-        arg6: object,
-        arg7: int,
+        arg6: float,
+        arg7: object,
+        arg8: int,
         /,
     ) -> None: ...
     @staticmethod
@@ -239,8 +240,9 @@ class float64:
         arg3: Sequence[int],
         arg4: Sequence[float],
         arg5: Sequence[float],
-        arg6: object,
-        arg7: int,
+        arg6: float,
+        arg7: object,
+        arg8: int,
         /,
     ) -> None: ...
     @staticmethod

@@ -324,5 +324,8 @@ def test_picture_features(dtype: torch.dtype) -> None:
     for guide in (picture, picture[0], picture[:, :1], picture.transpose(-1, -2), picture.flip(-1)[..., ::2]):
         with use_backend("triton"):
             found = ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7)
+            kernel = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
         with use_backend("reference"):
             assert torch.equal(found, ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7))
+            expected = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
+            assert torch.equal(kernel.features, expected.features)

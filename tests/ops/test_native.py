@@ -197,14 +197,15 @@ def test_picture_features(native: ModuleType, shape: tuple[int, ...], origin: tu
     guide, axes = torch.rand(shape).to(dtype), len(origin)
     sigma_space, sigma_color = [3.0, 1.7, 0.4][:axes], [0.07 * (1 + channel) for channel in range(shape[-axes - 1])]
     last = guide.movedim(-axes - 1, -1).contiguous().movedim(-1, -axes - 1)
+    shift = 0.236
     for given in (guide, last, guide.flip(-1).transpose(0, -1).contiguous().transpose(0, -1)):
         wide = given.to(torch.promote_types(dtype, torch.float32))
         extents = zip(origin, given.shape[-axes:], sigma_space, strict=True)
         lines = [torch.arange(first, first + extent, dtype=wide.dtype) / sigma for first, extent, sigma in extents]
         places = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1)
         colors = wide.movedim(-axes - 1, -1) / torch.tensor(sigma_color, dtype=wide.dtype)
-        expected = torch.cat([places.expand(*colors.shape[:-1], axes), colors], dim=-1).flatten(-axes - 1, -2)
-        assert torch.equal(native.picture_features(given, sigma_space, sigma_color, origin), expected)
+        expected = torch.cat([places.expand(*colors.shape[:-1], axes), colors], dim=-1).flatten(-axes - 1, -2) + shift
+        assert torch.equal(native.picture_features(given, sigma_space, sigma_color, origin, shift), expected)
 
 
 def test_written_buffers_are_never_converted(native: ModuleType) -> None:

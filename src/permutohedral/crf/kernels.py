@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import Sigma, check_image
+from permutohedral.lattice.features import FEATURE_SHIFT, Sigma, check_image
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.lattice.features import positions as grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
@@ -94,7 +94,7 @@ def spatial_kernel(
     >>> ph.crf.spatial_kernel((20, 30), sigma=3.0).features.shape
     torch.Size([600, 2])
     """
-    features = grid_features(space, sigma, device=device, dtype=dtype)
+    features = grid_features(space, sigma, device=device, dtype=dtype) + FEATURE_SHIFT
     return Kernel(features, compatibility, normalization, tuple(space))
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids, Windows, find_windows
-from permutohedral.guided.maps import FEATURE_SHIFT, Layout, features_of
-from permutohedral.lattice.features import Sigma, in_units_of
+from permutohedral.guided.maps import Layout, features_of
+from permutohedral.lattice.features import FEATURE_SHIFT, Sigma, in_units_of
 from permutohedral.lattice.features import join as join_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows

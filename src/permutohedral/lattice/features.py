@@ -25,6 +25,10 @@ __all__ = ["bilateral", "colors", "join", "opponent_colors", "positions"]
 
 Sigma = float | Sequence[float] | np.ndarray | Tensor
 
+# added to the features of images: without it, black pixels and positions at whole ratios lie on facets of the lattice,
+# where rounding decides which simplex a pixel is in, and backends differ
+FEATURE_SHIFT = 0.2360679775
+
 
 def positions(
     space: Sequence[int],
@@ -160,7 +164,8 @@ def bilateral(
 
     Returns:
         float32 or float64 `[..., points, spatial_dims + channels]`: positions in the order of the axes, (y, x) for
-        pictures, then the channels.
+        pictures, then the channels, plus a constant. Without it, black pixels and positions at whole ratios lie on
+        facets of the lattice. To filter between these pixels and other points, `join` `positions` and `colors` instead.
 
     >>> import torch, permutohedral as ph
     >>> ph.features.bilateral(torch.rand(3, 4, 5), sigma_space=2.0, sigma_color=0.1).shape
@@ -174,7 +179,7 @@ def bilateral(
     if not isinstance(sigma_space, Tensor) and not isinstance(sigma_color, Tensor):
         units = numbers_of(sigma_space, spatial_dims, "sigma_space")
         color_units = numbers_of(sigma_color, guide.shape[-spatial_dims - 1], "sigma_color")
-        fused = picture_features.fuse((guide,), lambda: (units, color_units, first))
+        fused = picture_features.fuse((guide,), lambda: (units, color_units, first, FEATURE_SHIFT))
         if not isinstance(fused, Declined):
             return fused
     wide = guide.to(accumulation_dtype(guide.dtype))
@@ -182,7 +187,7 @@ def bilateral(
     places = _positions(space, sigma_space, "sigma_space", first, wide.device, wide.dtype)
     colors = in_units_of(wide.movedim(-spatial_dims - 1, -1), sigma_color, "sigma_color")
     features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
-    return features.flatten(-spatial_dims - 1, -2)
+    return (features + FEATURE_SHIFT).flatten(-spatial_dims - 1, -2)
 
 
 def _positions(

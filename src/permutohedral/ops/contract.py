@@ -440,14 +440,20 @@ class FusedFunctions(Primitives, Protocol):
     """
 
     def picture_features(
-        self, guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
+        self,
+        guide: Tensor,
+        sigma_space: Sequence[float],
+        sigma_color: Sequence[float],
+        origin: Sequence[int],
+        shift: float,
     ) -> Tensor | Declined:
-        """Return position and color of every pixel or voxel in standard deviations.
+        """Return position and color of every pixel or voxel in standard deviations, plus `shift`.
 
         Args:
             guide: float `[..., channels, *space]`.
             sigma_space, sigma_color: one for each axis of space, and one for each channel.
             origin: the position of the first sample.
+            shift: added to all features.
 
         Returns:
             `[..., samples, axes + channels]` in the accumulation dtype: positions, then channels.

@@ -244,7 +244,7 @@ def filter_learned_backward(
 
 
 def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
+    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int], shift: float
 ) -> Tensor:
     dtype, axes = accumulation_dtype(guide.dtype), len(origin)
     leading, (channels, *space) = guide.shape[: -axes - 1], guide.shape[-axes - 1 :]
@@ -254,7 +254,7 @@ def picture_features(
         last = guide.movedim(-axes - 1, -1)
         channels_last = last.is_contiguous()
         images = plain(last if channels_last else guide, dtype).view(-1)
-        units = space, list(origin), list(sigma_space), list(sigma_color)
+        units = space, list(origin), list(sigma_space), list(sigma_color), shift
         core(dtype).picture_features(images, channels_last, *units, written(features), bridge.threads(features.numel()))
     return features.view(*leading, samples, axes + channels)
 

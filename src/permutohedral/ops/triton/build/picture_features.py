@@ -16,13 +16,15 @@ _BLOCK = 1024
 
 @kernel(sizes=[
     "height", "width", "blocks", "image_stride", "channel_stride", "row_stride", "column_stride", "sigma_space",
-    "sigma_color",
+    "sigma_color", "shift",
 ])  # fmt: skip
 def picture_features_kernel(
     guide, features, height, width, blocks, image_stride, channel_stride, row_stride, column_stride,
-    sigma_space, sigma_color, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    sigma_space, sigma_color, shift, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
+
+    `shift` is added to all.
 
     A program computes a block of the numbers of one image row, which has `blocks` of them. A thread has some of these,
     so that neighboring threads store to neighboring places.
@@ -39,12 +41,12 @@ def picture_features_kernel(
     sigma = tl.where(column < 2, sigma_space, sigma_color).to(tl.float32)
     # rounded to nearest, as torch divides on the CPU; Triton's own division is not
     quotient = tl.div_rn(feature, sigma)
-    tl.store(features + row.to(tl.int64) * width * (2 + CHANNELS) + number, quotient, mask=inside)
+    tl.store(features + row.to(tl.int64) * width * (2 + CHANNELS) + number, quotient + shift, mask=inside)
 
 
 @on_device
 def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
+    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int], shift: float
 ) -> Tensor | Declined:
     # a kernel takes numbers of 32 bits
     if guide.dtype == torch.float64:
@@ -61,6 +63,6 @@ def picture_features(
         strides = images.stride() if images.dim() == 4 else (0, *images.stride())
         blocks = cdiv(width * (2 + channels), _BLOCK)
         programs = features.numel() // (width * (2 + channels)) * blocks
-        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_color[0])
+        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_color[0]), shift
         picture_features_kernel[channels, _BLOCK]((programs, 1, 1), (images, features), sizes)
     return features
