@@ -14,6 +14,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.lattice.features import FEATURE_SHIFT
 
 SIGMAS: dict[str, Any] = {"sigma_space": 2.0, "sigma_color": 0.4}
 
@@ -185,10 +186,10 @@ def picture(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def pixel_features(guide: np.ndarray) -> np.ndarray:
-    """Rows (y / 2, x / 2, colors / 0.4)."""
+    """Rows (y / 2, x / 2, colors / 0.4), shifted."""
     channels, height, width = guide.shape
     grid = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij")) / 2
-    return np.concatenate([grid, guide / 0.4]).reshape(2 + channels, -1).T
+    return np.concatenate([grid, guide / 0.4]).reshape(2 + channels, -1).T + FEATURE_SHIFT
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 1)], ids=str)
