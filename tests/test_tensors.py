@@ -112,9 +112,37 @@ FORECASTS: dict[str, ErrorCase] = {
     "dtype": (lambda: ph.lattice.forecast_memory(5, 3, dtype=torch.int32), InputError, "floating, got torch.int32"),
 }
 
+E8, C64 = torch.float8_e4m3fn, torch.complex64
+NOT_COMPUTED_WITH: dict[str, ErrorCase] = {
+    name: (function, InputError, f"{argument} must be real, of at least 16 bits, got torch.(float8_e4m3fn|complex64)")
+    for name, argument, function in (
+        ("weighted", "values", lambda: ph.gaussian_filter(zeros(5, 1, dtype=C64), zeros(5, 2), sample_weight=zeros(5))),
+        ("interpolated", "values", lambda: ph.interpolate(zeros(5, 1, dtype=C64), zeros(5, 2), zeros(5, 2))),
+        ("float8", "values", lambda: ph.gaussian_filter(zeros(5, 1, dtype=E8), zeros(5, 2))),
+        (
+            "weights",
+            "sample_weight",
+            lambda: ph.interpolate(zeros(5, 1), zeros(5, 2), sample_weight=zeros(5).to(E8)),
+        ),
+        ("image", "image", lambda: ph.bilateral_filter(zeros(3, 4, 4, dtype=E8), sigma_space=1.0, sigma_color=1.0)),
+        ("guide", "guide", lambda: ph.features.bilateral(zeros(3, 4, 4, dtype=E8), sigma_space=1.0, sigma_color=1.0)),
+        ("colors", "image", lambda: ph.features.colors(zeros(3, 4, 4, dtype=E8))),
+        ("maps", "coarse", lambda: ph.upsample(zeros(1, 2, 2, dtype=E8), zeros(3, 4, 4))),
+        ("guide_of_maps", "guide", lambda: ph.upsample(zeros(1, 2, 2), zeros(3, 4, 4, dtype=E8))),
+        ("target", "target", lambda: ph.bilateral_solver(zeros(1, 4, 4, dtype=E8), zeros(3, 4, 4))),
+        ("energies", "energies", lambda: ph.crf.mean_field(zeros(5, 2, dtype=E8), [ph.crf.Kernel(zeros(5, 2))])),
+    )
+}
+
 CASES = {
     f"{group}-{name}": case
-    for group, cases in (("no_tensor", NOT_TENSORS), ("sparse", SPARSE), ("sigma", SIGMAS), ("forecast", FORECASTS))
+    for group, cases in (
+        ("no_tensor", NOT_TENSORS),
+        ("sparse", SPARSE),
+        ("dtype", NOT_COMPUTED_WITH),
+        ("sigma", SIGMAS),
+        ("forecast", FORECASTS),
+    )
     for name, case in cases.items()
 }
 

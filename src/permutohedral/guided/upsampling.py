@@ -226,7 +226,7 @@ def _in_units_of_mean(weights: Tensor, axes: int) -> Tensor:
 
 def _warn_of_last_channels(maps: Tensor, guide: Tensor) -> None:
     """Warn about maps whose first axes, not the last, have the aspect ratio of the guide."""
-    if is_recorded() or maps.dim() < 3 or guide.dim() < 3 or 0 in maps.shape:
+    if is_recorded() or maps.dim() < 3 or guide.dim() < 3 or 0 in (*maps.shape, *guide.shape):
         return
     (first, second, third), (height, width) = maps.shape[-3:], guide.shape[-2:]
     distortion = second / third * width / height

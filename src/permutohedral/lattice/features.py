@@ -55,7 +55,7 @@ def positions(
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise InputError(f"dtype must be floating, such as torch.float32, got {dtype}")
     if not isinstance(space, Sequence) or not len(space):
         raise InputError(f"space must be the extents of the axes, such as (height, width), got {space!r}")
