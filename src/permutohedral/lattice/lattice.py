@@ -186,10 +186,6 @@ class Lattice:
         )
 
 
-# they hold tensors and numbers: torch.load(weights_only=True) may make them
-torch.serialization.add_safe_globals([Lattice, Simplices])
-
-
 @breaks_graph
 @with_storable_results
 def build_lattice(

@@ -114,10 +114,6 @@ class LatticePyramid:
         )
 
 
-# they hold tensors and numbers: torch.load(weights_only=True) may make them
-torch.serialization.add_safe_globals([LatticePyramid, LevelTables])
-
-
 @breaks_graph
 @with_storable_results
 def build_pyramid(
