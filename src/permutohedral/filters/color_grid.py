@@ -163,7 +163,7 @@ def _color_spans(guide: Tensor) -> NDArray[np.float64]:
         spans = pixels.max(axis=2).max(axis=0) - pixels.min(axis=2).min(axis=0)
         return np.asarray(spans, dtype=np.float64)
     channels = guide.detach().movedim(1, 0).flatten(1)
-    return (channels.amax(dim=1) - channels.amin(dim=1)).double().cpu().numpy()
+    return (channels.amax(dim=1) - channels.amin(dim=1)).cpu().double().numpy()
 
 
 def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], axes: ColorAxes) -> Tensor:

@@ -129,7 +129,7 @@ def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
     size = gaussian.size(lattice)
     # a tensor: torch.export cannot read numbers
-    whole = gaussian_weight(lattice.dimension, size, torch.float64).sum()
+    whole = gaussian_weight(lattice.dimension, size, density.dtype).sum()
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
 
 

@@ -27,6 +27,7 @@ from permutohedral.guided.solver import BilateralSolver
 from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.tensors import check_count
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_recorded
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
@@ -160,7 +161,8 @@ class Upsampler:
         if len(self._guide.shape) > len(self.grids.fine) + 1:
             raise InputError("guide: the solver takes samples at points for one guide; pass it without batch axes")
         axes = len(self.grids.coarse)
-        places = self.grids.positions(torch.float64, coarse.device)
+        # whole numbers
+        places = self.grids.positions(accumulation_dtype(self._guide.dtype), coarse.device)
         flat = None if sample_weight is None else sample_weight.flatten(-axes)
         # a sample has the weight of the pixels of a cell
         weight = smoothness / math.prod(self.grids.ratios)

@@ -82,10 +82,10 @@ def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, re
     extents = window_extents(sigma_y, sigma_x, reach, height, width)
     rows = range(1 - len(extents), len(extents))
     taps = [(dy, dx) for dy in rows for dx in range(-extents[abs(dy)], extents[abs(dy)] + 1)]
-    offsets = torch.tensor(taps, dtype=torch.int32, device=values.device)
-    squares = (offsets.double() / offsets.new_tensor([sigma_y, sigma_x], dtype=torch.float64)).square().sum(dim=1)
+    squares = [(dy / sigma_y) ** 2 + (dx / sigma_x) ** 2 for dy, dx in taps]
     grid = cdiv(height * width, _PIXELS), cdiv(channels, _CHANNELS), items
-    tensors = values.contiguous(), guide.contiguous(), offsets, squares.to(values.dtype), output
+    offsets = torch.tensor(taps, dtype=torch.int32, device=values.device)
+    tensors = values.contiguous(), guide.contiguous(), offsets, values.new_tensor(squares), output
     variant = sum_window_kernel[channels, guide.shape[1], _PIXELS, _CHANNELS, power_of_two(guide.shape[1])]
     variant(grid, tensors, (len(taps), height, width))
     return output
