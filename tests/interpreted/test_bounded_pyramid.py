@@ -80,6 +80,20 @@ def test_lattice_points_of_each_level_are_the_same(shape: tuple[int, ...]) -> No
 
 
 @SHAPES
+def test_rows_are_in_the_order_of_their_keys_in_deterministic_mode(shape: tuple[int, ...]) -> None:
+    torch.use_deterministic_algorithms(True)
+    features, values = features_of(shape), draw(*shape[:-1], 2)
+    with use_backend("triton"):
+        bounded, pyramid = bounded_pyramid(features), ph.levels.build_pyramid(features, len(ROWS))
+        for one, other in zip(bounded.levels, pyramid.levels, strict=True):
+            number = other.num_lattice_points
+            assert torch.equal(one.source.keys[:number], other.source.keys)
+            assert torch.equal(one.source.vertices, other.source.vertices)
+            assert torch.equal(one.neighbors[:, :number], other.neighbors)
+            assert_close(ph.splat(values, one)[:number], ph.splat(values, other))
+
+
+@SHAPES
 @pytest.mark.parametrize("operation", ["coarsen", "refine", "pool", "convolve_down", "convolve_up"])
 def test_operations_between_levels_leave_unused_rows_out(operation: str, shape: tuple[int, ...]) -> None:
     features = features_of(shape)

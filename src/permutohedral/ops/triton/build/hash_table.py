@@ -167,7 +167,8 @@ def load_number(pointers, lanes, PTX: tl.constexpr):
             pack=1,
         )
     else:
-        return tl.load(pointers, mask=lanes, other=EMPTY)
+        # volatile, so that it is not moved out of the loop that waits for the number
+        return tl.load(pointers, mask=lanes, other=EMPTY, volatile=True)
 
 
 @triton.jit

@@ -526,9 +526,9 @@ def renumber_rows_kernel(
     table, codes, order, new_codes, new_number, num_rows, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give row `order[i]` the number i."""
+    """Give row `order[i]` the number i, up to the number of lattice points."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = number < num_rows
+    inside = number < tl.minimum(num_rows.to(tl.int64), tl.load(table + COUNT))
     old = tl.load(order + number, mask=inside, other=0)
     code = tl.load(codes + old, mask=inside, other=0)
     tl.store(new_codes + number, code, mask=inside)
@@ -539,27 +539,32 @@ def renumber_rows_kernel(
     tl.store(entry_of(table, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=inside[None, :])
 
 
-@kernel(sizes=["num_points", "corner_stride"])
-def renumber_vertices_kernel(vertices, new_number, num_points, corner_stride, BLOCK: tl.constexpr):
-    """Renumber one corner of a block of points."""
+@kernel(sizes=["num_points", "corner_stride", "num_rows"])
+def renumber_vertices_kernel(vertices, new_number, num_points, corner_stride, num_rows, BLOCK: tl.constexpr):
+    """Renumber one corner of a block of points; corners beyond `num_rows` stay as they are."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
     place = vertices + tl.program_id(1).to(tl.int64) * corner_stride + point
     vertex = tl.load(place, mask=inside, other=0)
+    inside = inside & (vertex < num_rows)
     tl.store(place, tl.load(new_number + vertex, mask=inside, other=0), mask=inside)
 
 
 def renumber(insertion: Insertion, num: int) -> Insertion:
-    """Assign numbers to the rows in the order of their codes, which does not depend on scheduling."""
+    """Assign numbers to the rows in the order of their codes, which does not depend on scheduling.
+
+    Of `num` rows, those beyond the number of lattice points follow in any order.
+    """
     table, vertices = insertion.table, insertion.vertices
     device, d = vertices.device, insertion.dimension
-    order = torch.sort(insertion.codes[:num]).indices
+    is_unused = torch.arange(num, device=device) >= table.storage[COUNT.value]
+    order = torch.sort(insertion.codes[:num].masked_fill(is_unused, torch.iinfo(torch.int64).max)).indices
     codes = torch.empty(num, dtype=torch.int64, device=device)
-    new_number = torch.empty(num, dtype=torch.int32, device=device)
+    new_number = torch.zeros(num, dtype=torch.int32, device=device)
     tensors = table.storage, insertion.codes, order, codes, new_number
     renumber_rows_kernel[d.bit_length(), HAS_PTX, d, 256]((cdiv(num, 256), 1, 1), tensors, (num, table.capacity))
     (points, corners), stride = vertices.shape, vertices.stride(1)
-    renumber_vertices_kernel[1024,]((cdiv(points, 1024), corners, 1), (vertices, new_number), (points, stride))
+    renumber_vertices_kernel[1024,]((cdiv(points, 1024), corners, 1), (vertices, new_number), (points, stride, num))
     return insertion._replace(codes=codes)
 
 
@@ -700,15 +705,20 @@ def index_points_bounded(
     points, d = features.shape
     # no table that could fill up, since the host does not wait for a report
     insertion = insert_points(rows_contiguous(features), batch, capacity_for(points * (d + 1)), False)
-    keys, number = unpack_bounded(insertion, rows)
+    insertion, keys, number = unpack_bounded(insertion, rows)
     vertices = insertion.vertices.clamp_(max=rows - 1)
     return keys, vertices, insertion.barycentric, insertion.table.storage, number
 
 
-def unpack_bounded(insertion: Insertion, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the keys of `rows` rows, -1 in those without a lattice point, and the number of lattice points."""
+def unpack_bounded(insertion: Insertion, rows: int) -> tuple[Insertion, Tensor, Tensor]:
+    """Return the insertion, renumbered in deterministic mode, keys of `rows` rows, and the number of lattice points.
+
+    The keys of rows without a lattice point are -1.
+    """
     storage, d = insertion.table.storage, insertion.dimension
+    if torch.are_deterministic_algorithms_enabled():
+        insertion = renumber(insertion, insertion.table.capacity)
     keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=storage.device)
     unpack_keys(insertion, keys, insertion.table)
     failed = storage[BAD_FEATURE.value : FULL.value + 1].amax()
-    return keys, storage[COUNT.value : COUNT.value + 1] + failed * _FAILED
+    return insertion, keys, storage[COUNT.value : COUNT.value + 1] + failed * _FAILED
