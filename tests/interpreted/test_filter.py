@@ -6,6 +6,7 @@ The interpreter does not multiply matrices of bfloat16; that is left to the suit
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +197,33 @@ def test_a_gaussian_of_more_lattice_points_than_there_is_room_for(monkeypatch: p
         monkeypatch.setattr(module, name, number)
         with use_backend("triton"):
             assert_close(ph.gaussian_filter(values, features), expected)
+
+
+@pytest.mark.parametrize("most_ahead", [lattice.MOST_POINTS_AHEAD, 5])
+@pytest.mark.parametrize(("dimension", "extent", "insertions"), [(7, 1000.0, 2), (2, 9.0, 1)], ids=["wide", "narrow"])
+def test_points_are_inserted_again_only_where_that_helps(
+    dimension: int, extent: float, insertions: int, most_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features of a wide range get bits by it. This counts launches: nothing else shows repeated work."""
+    features, values = torch.rand(12, dimension), torch.randn(12, 2)
+    features[:, 0] *= extent
+    with use_backend("reference"):
+        expected = ph.gaussian_filter(values, features), ph.build_lattice(features).num_lattice_points
+    launches: list[bool] = []
+    insert_points = lattice.insert_points
+
+    def counted(*arguments: Any) -> lattice.Insertion:
+        launches.append(True)
+        return insert_points(*arguments)
+
+    monkeypatch.setattr(lattice, "insert_points", counted)
+    for module in (lattice, gaussian):
+        monkeypatch.setattr(module, "MOST_POINTS_AHEAD", most_ahead)
+    with use_backend("triton"):
+        assert_close(ph.gaussian_filter(values, features), expected[0])
+        assert len(launches) == insertions
+        assert ph.build_lattice(features).num_lattice_points == expected[1]
+    assert len(launches) == 2 * insertions
 
 
 def test_gaussian_rejects_nonfinite_features() -> None:

@@ -378,6 +378,7 @@ class Insertion(NamedTuple):
         vertices: int32 `[points, d + 1]`, corner by corner in memory; between levels `[points, 2]`.
         barycentric: `[points, d + 1]`, corner by corner in memory.
         dimension: d.
+        by_range: whether coordinates have as many bits as their range needs; codes then cannot be searched for.
     """
 
     table: PackedTable
@@ -385,6 +386,7 @@ class Insertion(NamedTuple):
     vertices: Tensor
     barycentric: Tensor
     dimension: int
+    by_range: bool = False
 
 
 def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_range: bool) -> Insertion:
@@ -413,7 +415,7 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
     blocks = cdiv(points, INSERT_BLOCK)
     parts = max(min(blocks // _BLOCKS_OF_A_PART, _PARTS if d <= 3 else _FEWER_PARTS), 1)
     variant((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
-    return Insertion(table, codes, vertices, barycentric, d)
+    return Insertion(table, codes, vertices, barycentric, d, by_range)
 
 
 def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, pairs: TapPairs | None = None) -> None:
@@ -459,16 +461,14 @@ def insert_and_wait(
 def build_tables(
     features: Tensor,
     batch: Tensor | None,
-    ahead: Callable[[Insertion], Ahead],
-    retry: bool = False,
+    ahead: Callable[[Insertion], Ahead | None],
 ) -> tuple[Insertion, int, Ahead | None] | None:
     """Insert all points, and run `ahead` before waiting; None if they do not fit a table of packed keys.
 
     Args:
         features, batch: see `index_points`; at least one point.
-        ahead: queues work on the insertion, whose number of lattice points is not known yet.
-        retry: try a larger table, and bits by the range of the data. Without it codes have equal bits per coordinate,
-            and features must have at most `LARGEST_EVEN_DIMENSION` dimensions.
+        ahead: queues work on the insertion, whose number of lattice points is not known yet. It runs again if a larger
+            table, or bits by the range of the data, are needed.
 
     Raises:
         FeatureRangeError: a feature has no key.
@@ -498,7 +498,7 @@ def build_tables(
             number = report.num_lattice_points
             return renumber(insertion, number) if exact else insertion, number, done
         largest = capacity_for(points * (d + 1))
-        if not retry or (by_range if report.no_room else capacity >= largest):
+        if by_range if report.no_room else capacity >= largest:
             return None
         if report.no_room:
             by_range = True
@@ -657,7 +657,7 @@ def index_points(features: Tensor, batch: Tensor | None) -> Indexed:
 
     is_small = points <= MOST_POINTS_AHEAD
     if points > 0 and d <= LARGEST_TILE_DIMENSION:
-        built = build_tables(features, batch, unpack_ahead, retry=True)
+        built = build_tables(features, batch, unpack_ahead)
         if built is not None:
             return finish(*built)
     return index_unpacked(features, batch)
@@ -676,7 +676,9 @@ def index_with_neighbors(
             f"points and {_MOST_NEIGHBORS_AHEAD:,} neighbors, and never in deterministic mode"
         )
 
-    def search_ahead(insertion: Insertion) -> tuple[Tensor, PackedTable, Tensor]:
+    def search_ahead(insertion: Insertion) -> tuple[Tensor, PackedTable, Tensor] | None:
+        if insertion.by_range:
+            return None
         neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
         # most lattices have fewer rows
         partners = pair_taps(offsets) if is_worth_pairing(taps, rows // 4) else None
@@ -686,13 +688,12 @@ def index_with_neighbors(
 
     built = build_tables(features, batch, search_ahead)
     if built is None:
-        return Declined("the lattice exceeds the first hash table")
+        return Declined("keys do not fit one word")
     insertion, number, ahead = built
-    assert ahead is not None
-    keys, table, neighbors = ahead
-    if number > rows:
+    if ahead is None or number > rows:
         keys, vertices, barycentric, storage = finish(insertion, number)
         return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
+    keys, table, neighbors = ahead
     neighbors = neighbors.as_strided((taps, number), (number, 1))
     return _shorten(keys, number), insertion.vertices, insertion.barycentric, table.storage, neighbors
 

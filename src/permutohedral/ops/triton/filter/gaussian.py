@@ -11,12 +11,14 @@ from torch import Tensor
 
 from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import SMALLEST_MASS, Declined, blur_gain
+from permutohedral.ops.triton.build.hash_table import PackedTable
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
     Insertion,
     build_tables,
     expected_rows,
+    finish,
 )
 from permutohedral.ops.triton.build.neighbors import search_into, search_packed
 from permutohedral.ops.triton.filter.blur import blur_rows
@@ -95,7 +97,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         # images have one channel after another in memory, and so does their result
         output = torch.empty_like(values) if values.stride() == (1, points) else values.new_empty(values.shape)
         offsets = axis_offsets(d, features.device)
-        if not is_small:
+        if not is_small or insertion.by_range:
             return output, offsets, splat_sums(_some_channels(values, 0), vertices, barycentric, rows, 1)
         neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=features.device)
         search_into(neighbors, insertion.table, insertion.codes, offsets, True, False)
@@ -105,13 +107,17 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
 
     built = build_tables(features, batch, filter_ahead)
     if built is None:
-        return Declined("the lattice exceeds the first hash table")
+        return Declined("keys do not fit one word")
     insertion, number, ahead = built
     assert ahead is not None
     output, offsets, sums = ahead
-    if number > rows or not is_small:
+    if number > rows or not is_small or insertion.by_range:
         vertices, barycentric = insertion.vertices, insertion.barycentric
-        neighbors = search_packed(insertion.table, insertion.codes, number, offsets, True)
+        table, targets = insertion.table, insertion.codes
+        if insertion.by_range:
+            targets, _, _, storage = finish(insertion, number)
+            table = PackedTable(storage)
+        neighbors = search_packed(table, targets, number, offsets, True)
         known = None if sums is None or number > rows else sums[:number]
         _filter(output, values, (vertices, barycentric, neighbors, vertices, barycentric), sums=known)
     return output
