@@ -57,6 +57,15 @@ def test_training_step_on_fixed_lattice(channels: tuple[int, int]) -> None:
             assert_near(found, expected, TOLERANCE)
 
 
+def test_bounded_lattices_give_the_same_bits_in_deterministic_mode() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    layer = ph.nn.PermutohedralConv(3, 5, dimension=3, device="cuda")
+    features, values = 4 * torch.randn(20_000, 3, device="cuda"), torch.randn(20_000, 3, device="cuda")
+    runs = [step(layer, values, ph.lattice.build_bounded_lattice(features, 60_000)[0]) for _ in range(5)]
+    for found in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found, runs[0], strict=True))
+
+
 @pytest.mark.parametrize("channels", [(3, 5), (16, 32)])
 def test_training_step_on_changing_features(channels: tuple[int, int]) -> None:
     layer = ph.nn.PermutohedralConv(*channels, dimension=3, device="cuda")
