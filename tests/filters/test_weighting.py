@@ -335,10 +335,18 @@ def test_rejects_bad_numbers(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
-def test_large_values_are_finite() -> None:
-    """Their sum is not."""
-    values = torch.full((17, 2), 3e38, device=DEVICE)
-    assert ph.gaussian_filter(values, scatter(torch.float32)[1]).shape == (17, 2)
+@pytest.mark.parametrize("method", ["lattice", "dense", "exact"])
+@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["one_place", "apart"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_values_up_to_the_documented_limit_are_filtered(dtype: torch.dtype, spread: float, method: Any) -> None:
+    """As docs/guide/conventions.md states; also where all points share their lattice points."""
+    features = spread * scatter(torch.float32)[1]
+    largest = min(torch.finfo(torch.float32).max / (17 * 2 ** (features.shape[1] + 1)), torch.finfo(dtype).max)
+    values = torch.full((17, 2), largest, device=DEVICE, dtype=dtype) * torch.tensor(
+        [1, -1], device=DEVICE, dtype=dtype
+    )
+    for options in ({}, {"sample_weight": torch.ones(17, device=DEVICE)}):
+        assert_close(ph.gaussian_filter(values, features, method=method, **options), values)
 
 
 @pytest.mark.parametrize("normalization", ["none", "homogeneous", "density", "coverage"])
