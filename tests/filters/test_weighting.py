@@ -342,11 +342,9 @@ def test_values_up_to_the_documented_limit_are_filtered(dtype: torch.dtype, spre
     """As docs/guide/conventions.md states; also where all points share their lattice points."""
     features = spread * scatter(torch.float32)[1]
     largest = min(torch.finfo(torch.float32).max / (17 * 2 ** (features.shape[1] + 1)), torch.finfo(dtype).max)
-    values = torch.full((17, 2), largest, device=DEVICE, dtype=dtype) * torch.tensor(
-        [1, -1], device=DEVICE, dtype=dtype
-    )
-    for options in ({}, {"sample_weight": torch.ones(17, device=DEVICE)}):
-        assert_close(ph.gaussian_filter(values, features, method=method, **options), values)
+    values = torch.tensor([largest, -largest], device=DEVICE, dtype=dtype).expand(17, 2)
+    for weights in (None, torch.ones(17, device=DEVICE)):
+        assert_close(ph.gaussian_filter(values, features, method=method, sample_weight=weights), values)
 
 
 @pytest.mark.parametrize("normalization", ["none", "homogeneous", "density", "coverage"])
