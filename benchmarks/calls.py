@@ -62,15 +62,15 @@ def trace_calls(run: Run) -> list[tuple[str, str]]:
     finally:
         sys.setprofile(None)
         gc.enable()
-    # the lambda that starts the operation is none of its functions
-    return calls[1:]
+    return calls
 
 
 def count_calls(name: str, run: Run) -> tuple[list[tuple[str, str]], int]:
     """Return the calls of the second call of an operation, and the number of files of the package they are in."""
     with torch.set_grad_enabled("step" in name):
         run()
-        calls = trace_calls(run)
+        # without the lambda that starts the operation
+        calls = trace_calls(run)[1:]
     return calls, len({file for file, _ in calls if file.startswith(_PACKAGE)})
 
 

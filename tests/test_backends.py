@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,16 +20,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import permutohedral as ph
 from permutohedral.filters.gaussian import GaussianMethod
-from permutohedral.ops import contract, dispatch
+from permutohedral.ops import dispatch
+from permutohedral.ops.reference import Reference
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register backends that do not load, are unavailable, or do not support the device."""
-    loads = dispatch.Backend("broken", "permutohedral.ops.no_such_module", lambda: None, lambda device: None)
+    loader = dispatch._loader("permutohedral.ops.no_such_module")
+    loads = dispatch.BackendEntry("broken", loader, lambda: None, lambda device: None)
     absent = replace(loads, name="absent", why_unavailable=lambda: "it is not installed")
     elsewhere = replace(loads, name="elsewhere", why_not_on=lambda device: f"it does not run on {device!r}")
     monkeypatch.setattr(dispatch, "_BACKENDS", [absent, elsewhere, loads, *dispatch._BACKENDS])
+    monkeypatch.setattr(dispatch, "_loaded", {})
 
 
 def backend_report() -> dispatch.BackendReport:
@@ -108,12 +112,32 @@ def test_broken_backend_is_not_listed() -> None:
     assert "no_such_module" in ph.backends.explain().reason
 
 
-def test_backend_implements_every_primitive(backend: str) -> None:
-    module = dispatch.choose_backend(DEVICE.type).load()
-    wanted = [name for name in vars(contract.Primitives) if not name.startswith("_")]
-    assert len(wanted) >= 12
-    for name in wanted:
-        assert callable(getattr(module, name))
+class Counting(Reference):
+    """A backend of a test: the reference, which counts its calls of one primitive."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def slice(self, *arguments: Any) -> Tensor:
+        self.calls["slice"] += 1
+        return super().slice(*arguments)
+
+
+def test_a_backend_is_a_class() -> None:
+    """Definitions of fused functions call its primitives, with and without gradients."""
+    counting = Counting()
+    values, features = draw(9, 2), draw(9, 2, seed=1)
+    with ph.backends.use(counting):
+        assert ph.backends.explain(values).name == "counting"
+        ph.gaussian_filter(values, features)
+        assert counting.calls["slice"] == 1
+        ph.gaussian_filter(values.requires_grad_(), features).sum().backward()
+        # forward, and in the derivative of the splat
+        assert counting.calls["slice"] == 3
+    ph.gaussian_filter(values, features)
+    assert counting.calls["slice"] == 3
 
 
 def test_block_does_not_affect_other_threads() -> None:
@@ -157,29 +181,21 @@ class Recorded(TorchDispatchMode):
 
 @pytest.mark.parametrize("registered", [False, True], ids=["eager", "registered"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["after_the_block", "in_another_thread"])
-def test_backward_uses_backend_of_forward(elsewhere: bool, registered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from permutohedral.ops import reference
-
-    calls: list[str] = []
-    genuine = reference.slice
+def test_backward_uses_backend_of_forward(elsewhere: bool, registered: bool) -> None:
+    counting = Counting()
     values, features = draw(5, 2).requires_grad_(), draw(5, 2, seed=1)
-    with ph.backends.use("reference"):
+    with ph.backends.use(counting):
         lattice = ph.build_lattice(features)
         with Recorded() if registered else nullcontext():  # type: ignore[no-untyped-call]
             result = ph.splat(values, lattice).sum()
-
-    def counted(*given: Any) -> Tensor:
-        calls.append("slice")
-        return genuine(*given)
-
-    monkeypatch.setattr(reference, "slice", counted)
+    assert not counting.calls
     if elsewhere:
         thread = threading.Thread(target=result.backward)
         thread.start()
         thread.join()
     else:
         result.backward()
-    assert calls == ["slice"]
+    assert counting.calls["slice"] == 1
 
 
 def results_of(values: Tensor, features: Tensor, targets: Tensor, weight: Tensor) -> list[Tensor]:

@@ -158,7 +158,7 @@ def test_fake_tensors_have_real_shapes() -> None:
         assert (barycentric.shape, barycentric.dtype) == ((20, 3), torch.float32)
         splatted = torch.ops.permutohedral.splat(values, vertices, barycentric, keys.shape[0])
         neighbors = torch.empty(7, 11, dtype=torch.int32)
-        convolved = torch.ops.permutohedral.convolve(splatted, weight, neighbors, None, torch.arange(7), 1)
+        convolved = torch.ops.permutohedral.convolve(splatted, weight, neighbors, 1, None, torch.arange(7))
         assert convolved.shape == (11, 5)
         assert torch.ops.permutohedral.slice(convolved, vertices, barycentric).shape == (20, 5)
 

@@ -15,7 +15,7 @@ def test_counts_python_calls() -> None:
         inner()
         inner()
 
-    assert [name.rpartition(".")[2] for _, name in calls.trace_calls(lambda: outer())] == ["outer", "inner", "inner"]
+    assert [name.rpartition(".")[2] for _, name in calls.trace_calls(outer)] == ["outer", "inner", "inner"]
 
 
 def test_every_operation_is_counted() -> None:

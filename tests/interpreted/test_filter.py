@@ -17,9 +17,9 @@ import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
-from permutohedral.ops import triton as kernels
-from permutohedral.ops.contract import Declined, PairwiseTables, blur_gain
+from permutohedral.ops.contract import PairwiseTables, blur_gain
 from permutohedral.ops.dispatch import use as use_backend
+from permutohedral.ops.triton import BACKEND as kernels
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,6 @@ def test_mean_field_beyond_32_bits(labels: int, power: float) -> None:
     def run(vertices: torch.Tensor, barycentric: torch.Tensor) -> torch.Tensor:
         pairwise = PairwiseTables(vertices, barycentric, axes, power, power, None, 0.3, False)
         found = kernels.mean_field(energies, None, [pairwise], 2, False)
-        assert not isinstance(found, Declined)
         return found[0]
 
     assert_close(run(far_apart(near), far_apart(weights)), run(near, weights))

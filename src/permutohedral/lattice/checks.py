@@ -6,6 +6,8 @@ share one lattice become further channels, `[points, items * channels]`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,9 @@ from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows, is_negligible
 from permutohedral.lattice.neighborhood import count_taps
 from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
-from permutohedral.ops import operators
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tracing import wants_gradient
 
 METHODS = ("lattice", "dense", "exact", "auto")
 # of the neighborhood that holds the whole Gaussian
@@ -109,11 +110,10 @@ def check_points(values: Tensor, lattice: Lattice) -> None:
 
 
 def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
-    """Return values at source points as rows, and the leading axes that were folded into channels."""
-    check_points(values, lattice)
+    """Return checked values at source points as rows, and the leading axes that were folded into channels."""
     if lattice.batch_size is not None:
         return values.reshape(lattice.source.num_points, values.shape[2]), ()
-    return _fold(values)
+    return lattice_to_rows(values)
 
 
 def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> Tensor:
@@ -123,8 +123,8 @@ def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> 
     return unfold(rows, leading)
 
 
-def lattice_to_rows(lattice_values: Tensor, lattice: Lattice, simplices: Simplices) -> tuple[Tensor, tuple[int, ...]]:
-    """Return lattice values as rows, and the leading axes that were folded into channels."""
+def check_lattice_values(lattice_values: Tensor, lattice: Lattice, simplices: Simplices) -> None:
+    """Raise unless these are values at the lattice points of `simplices`, the source or the target of the lattice."""
     check_values(lattice_values, lattice, "lattice values")
     if lattice_values.dim() < 2 or (
         not torch.compiler.is_compiling() and lattice_values.shape[-2] != simplices.num_lattice_points
@@ -134,11 +134,10 @@ def lattice_to_rows(lattice_values: Tensor, lattice: Lattice, simplices: Simplic
             f"lattice values must be [..., {simplices.num_lattice_points}, channels], one row for each {which} lattice "
             f"point, got {tuple(lattice_values.shape)}"
         )
-    return _fold(lattice_values)
 
 
-def _fold(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Fold `[..., rows, channels]` to `[rows, items * channels]`; no items become one of zeros."""
+def lattice_to_rows(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Fold `[..., rows, channels]` to `[rows, items * channels]`, and return the axes; no items become one of zeros."""
     leading = tuple(values.shape[:-2])
     if not leading:
         return values, ()
@@ -198,26 +197,34 @@ def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Cast as autocast does for torch.nn.functional.conv2d."""
     if not torch.is_autocast_enabled(rows.device.type) or rows.dtype == torch.float64:
         return rows, weight
-    dtype = torch.get_autocast_dtype(rows.device.type)
-    return rows.to(dtype), weight.to(dtype)
+    rows, weight = to_autocast_dtype(rows.device, rows, weight)
+    return rows, weight
+
+
+def to_autocast_dtype(device: torch.device, *tensors: Any) -> tuple[Any, ...]:
+    """Cast tensors as `torch.autocast` casts the inputs of a convolution; float64 and other objects are kept."""
+    dtype = torch.get_autocast_dtype(device.type)
+    return tuple(
+        each.to(dtype)
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dtype != torch.float64
+        else each
+        for each in tensors
+    )
 
 
 def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
     """Raise unless the splatted, convolved and sliced values of a learned filter fit the free memory."""
     rows, target = lattice.source.keys.shape[0], lattice.target
     target_rows = target.keys.shape[0] + target.vertices.shape[0]
+    if torch.compiler.is_compiling():
+        return
     if not is_negligible(rows * values.shape[-1] + target_rows * out_channels, values):
         check_rows(rows, values.shape[-1], values)
         check_rows(target_rows, out_channels, values)
 
 
-def has_no_gradient(values: Tensor, lattice: Lattice) -> bool:
-    """Return whether no derivative can be wanted."""
-    return not wants_gradient(values, lattice.source.barycentric, lattice.target.barycentric)
-
-
-def splat_density(lattice: Lattice) -> Tensor:
+def splat_density(ops: Backend, lattice: Lattice) -> Tensor:
     """Return the weight splatted onto each lattice point, `[lattice_points, 1]`."""
     source = lattice.source
     ones = source.barycentric.new_ones(source.num_points, 1)
-    return operators.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
+    return ops.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)

@@ -17,6 +17,7 @@ from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.lattice.neighborhood import Neighborhood, check_halo, neighborhood_of
 from permutohedral.lattice.tables import build_tables, find_neighbors
 from permutohedral.lattice.tensors import check_features, check_tensor
+from permutohedral.ops.binding import bind
 from permutohedral.ops.constants import items_of_points
 from permutohedral.ops.contract import check_items
 from permutohedral.ops.simplices import Simplices, compact_storage
@@ -176,7 +177,7 @@ class Lattice:
         between = replace(self, source=simplices, target=simplices, points_per_item=(points, points))
         if self.is_shared:
             return between
-        return replace(between, neighbors=find_neighbors(simplices, simplices, self.neighborhood))
+        return replace(between, neighbors=find_neighbors(bind(simplices.keys), simplices, simplices, self.neighborhood))
 
     def __repr__(self) -> str:
         return (
@@ -241,7 +242,10 @@ def build_lattice(
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())
-    source, target, neighbors, axis_neighbors = build_tables(sources, targets, neighborhood, halo, separable, limit)
+    ops = bind(features, target_features)
+    source, target, neighbors, axis_neighbors = build_tables(
+        ops, sources, targets, neighborhood, halo, separable, limit
+    )
     return Lattice(
         dimension=neighborhood.dimension,
         neighborhood_size=neighborhood_size,

@@ -10,36 +10,41 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
-from permutohedral.ops.contract import Primitives
+from permutohedral.ops.backend import Backend
 
 Result = TypeVar("Result")
 
 
-@cache
-def _import(module: str) -> Primitives:
-    return cast(Primitives, importlib.import_module(module))
+def _loader(module: str) -> Callable[[], Backend]:
+    """Return a function that imports a module and returns its `BACKEND`."""
+
+    def load() -> Backend:
+        backend: Backend = importlib.import_module(module).BACKEND
+        return backend
+
+    return load
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A module with the primitives, and the conditions under which it runs.
+@dataclass(frozen=True, eq=False)
+class BackendEntry:
+    """A backend that is loaded on first use, and the conditions under which it runs.
 
     Attributes:
         name: the argument of `use` and `set_default`.
-        module: import path of the primitives.
+        load: returns the backend.
         why_unavailable: returns the reason it does not work on this machine, or None.
         why_not_on: returns the reason it does not run on a device of this type, or None.
         forced_only: device types on which it runs only if forced by name.
     """
 
     name: str
-    module: str
+    load: Callable[[], Backend]
     why_unavailable: Callable[[], str | None]
     why_not_on: Callable[[str], str | None]
     forced_only: tuple[str, ...] = ()
@@ -47,9 +52,6 @@ class Backend:
     def blocker(self, device_type: str) -> str | None:
         """Return the reason this backend cannot run on `device_type` here, None if it can."""
         return self.why_unavailable() or self.why_not_on(device_type)
-
-    def load(self) -> Primitives:
-        return _import(self.module)
 
     def fault(self) -> str | None:
         """Return the error of a backend that is installed and does not load, else None."""
@@ -105,25 +107,27 @@ def _triton_runs_on(device_type: str) -> str | None:
 
 # in order of preference
 _BACKENDS = [
-    Backend("native", "permutohedral.ops.native", _native_available, _native_runs_on),
-    Backend("triton", "permutohedral.ops.triton", _triton_available, _triton_runs_on, forced_only=("cpu",)),
+    BackendEntry("native", _loader("permutohedral.ops.native"), _native_available, _native_runs_on),
+    BackendEntry(
+        "triton", _loader("permutohedral.ops.triton"), _triton_available, _triton_runs_on, forced_only=("cpu",)
+    ),
     # always, and everywhere
-    Backend("reference", "permutohedral.ops.reference", lambda: None, lambda device_type: None),
+    BackendEntry("reference", _loader("permutohedral.ops.reference"), lambda: None, lambda device_type: None),
 ]
 
 # the backend of the whole process, None for the choice by device
-_default: Backend | None = None
+_default: BackendEntry | None = None
 # the innermost block of this context: its backend, None for the choice by device
-_block: ContextVar[tuple[Backend | None] | None] = ContextVar("permutohedral_backend", default=None)
+_block: ContextVar[tuple[BackendEntry | None] | None] = ContextVar("permutohedral_backend", default=None)
 
 
-def forced_backend() -> Backend | None:
+def forced_backend() -> BackendEntry | None:
     """Return the backend of the innermost block, else the process default, None for the choice by device."""
     block = _block.get()
     return _default if block is None else block[0]
 
 
-def call_on(backend: Backend | None, function: Callable[..., Result], *arguments: Any) -> Result:
+def call_on(backend: BackendEntry | None, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function on the backend that `forced_backend` returned earlier, such as in the forward pass."""
     if backend is forced_backend():
         return function(*arguments)
@@ -131,7 +135,7 @@ def call_on(backend: Backend | None, function: Callable[..., Result], *arguments
         return function(*arguments)
 
 
-def _by_name(name: str) -> Backend:
+def _by_name(name: str) -> BackendEntry:
     for backend in _BACKENDS:
         if backend.name == name:
             return backend
@@ -139,7 +143,7 @@ def _by_name(name: str) -> Backend:
     raise InputError(f"there is no backend {name!r}; choose one of {names}")
 
 
-def choose_backend(device_type: str) -> Backend:
+def choose_backend(device_type: str) -> BackendEntry:
     """Return the forced backend, else the first that runs on tensors of `device_type`."""
     forced = forced_backend()
     if forced is not None:
@@ -151,32 +155,20 @@ def choose_backend(device_type: str) -> Backend:
     return next(backend for backend in by_default if backend.blocker(device_type) is None)
 
 
-# the backend chosen for GPUs, with the backends and the request it was chosen for: choosing takes as long as a launch
-_on_gpu: tuple[list[Backend], Backend | None, Backend] | None = None
+# by the forced backend and the type of a device: choosing takes as long as a small kernel
+_loaded: dict[tuple[BackendEntry | None, str], Backend] = {}
 
 
-def backend_for(tensor: Tensor) -> Backend:
-    """Return the backend that runs on the device of `tensor`."""
-    global _on_gpu
-    if not tensor.is_cuda:
-        return choose_backend(tensor.device.type)
-    forced, known = forced_backend(), _on_gpu
-    if known is None or known[0] is not _BACKENDS or known[1] is not forced:
-        known = _on_gpu = (_BACKENDS, forced, choose_backend("cuda"))
-    return known[2]
+def backend_on(device_type: str) -> Backend:
+    """Return the backend that runs on devices of this type."""
+    key = forced_backend(), device_type
+    found = _loaded.get(key)
+    if found is None:
+        found = _loaded[key] = choose_backend(device_type).load()
+    return found
 
 
-def primitives_for(tensor: Tensor) -> Primitives:
-    """Return the primitives that run on the device of `tensor`."""
-    return backend_for(tensor).load()
-
-
-def backend_name(tensor: Tensor) -> str:
-    """Return the name of the backend that runs on the device of `tensor`, empty while torch.compile traces."""
-    return "" if torch.compiler.is_compiling() else backend_for(tensor).name
-
-
-def all_backends() -> tuple[Backend, ...]:
+def all_backends() -> tuple[BackendEntry, ...]:
     """Return every backend, whether it works on this machine or not, in order of preference."""
     return tuple(_BACKENDS)
 
@@ -191,23 +183,26 @@ def available() -> list[str]:
     return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
 
 
-def _usable(name: str | None) -> Backend | None:
+def _usable(name: str | Backend | None) -> BackendEntry | None:
     if name is None:
         return None
-    backend = _by_name(name)
-    reason = backend.why_unavailable()
+    if isinstance(name, Backend):
+        backend = name
+        return BackendEntry(backend.name, lambda: backend, lambda: None, lambda device_type: None)
+    entry = _by_name(name)
+    reason = entry.why_unavailable()
     if reason is not None:
         raise BackendUnavailable(f"backend {name!r} cannot be used: {reason}")
-    return backend
+    return entry
 
 
-def use(name: str | None) -> AbstractContextManager[None]:
+def use(name: str | Backend | None) -> AbstractContextManager[None]:
     """Force a backend inside a `with` block, for the thread or asynchronous task that opens it.
 
     A backward pass runs on the backend of its forward pass. `set_default` forces a backend for the whole process.
 
     Args:
-        name: "native", "triton" or "reference"; None chooses by device.
+        name: "native", "triton" or "reference"; None chooses by device. Tests also pass a `Backend`.
 
     Raises:
         BackendUnavailable: the backend does not work on this machine; the message says why.
@@ -221,7 +216,7 @@ def use(name: str | None) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _force(backend: Backend | None) -> Iterator[None]:
+def _force(backend: BackendEntry | None) -> Iterator[None]:
     token = _block.set((backend,))
     try:
         yield

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from permutohedral.errors import MemoryLimitError
 from permutohedral.ops import reference
-from permutohedral.ops.contract import Declined, check_items, key_limit, range_error
+from permutohedral.ops.contract import check_items, key_limit, range_error
 from permutohedral.ops.triton.build.embedding import (
     LARGEST_TILE_DIMENSION,
     find_simplex,
@@ -663,18 +663,25 @@ def index_points(features: Tensor, batch: Tensor | None) -> Indexed:
     return index_unpacked(features, batch)
 
 
+def ahead_blocker(features: Tensor, taps: int) -> str | None:
+    """Return the reason that neighbors cannot be looked up ahead, or None."""
+    (points, d), rows = features.shape, expected_rows(*features.shape)
+    is_small = 0 < points <= MOST_POINTS_AHEAD and taps * rows <= _MOST_NEIGHBORS_AHEAD
+    if is_small and d <= LARGEST_EVEN_DIMENSION and not torch.are_deterministic_algorithms_enabled():
+        return None
+    return (
+        f"neighbors are looked up ahead for at most {LARGEST_EVEN_DIMENSION} dimensions, {MOST_POINTS_AHEAD:,} "
+        f"points and {_MOST_NEIGHBORS_AHEAD:,} neighbors, and never in deterministic mode"
+    )
+
+
 @on_device
 def index_with_neighbors(
     features: Tensor, batch: Tensor | None, offsets: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | Declined:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Run `index_with_neighbors`; None if keys do not fit one word."""
     (points, d), taps = features.shape, offsets.shape[0]
     rows = expected_rows(points, d)
-    is_small = 0 < points <= MOST_POINTS_AHEAD and taps * rows <= _MOST_NEIGHBORS_AHEAD
-    if not is_small or d > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
-        return Declined(
-            f"neighbors are looked up ahead for at most {LARGEST_EVEN_DIMENSION} dimensions, {MOST_POINTS_AHEAD:,} "
-            f"points and {_MOST_NEIGHBORS_AHEAD:,} neighbors, and never in deterministic mode"
-        )
 
     def search_ahead(insertion: Insertion) -> tuple[Tensor, PackedTable, Tensor] | None:
         if insertion.by_range:
@@ -688,7 +695,7 @@ def index_with_neighbors(
 
     built = build_tables(features, batch, search_ahead)
     if built is None:
-        return Declined("keys do not fit one word")
+        return None
     insertion, number, ahead = built
     if ahead is None or number > rows:
         keys, vertices, barycentric, storage = finish(insertion, number)

@@ -8,7 +8,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.contract import Declined
 from permutohedral.ops.triton.kernel import cdiv, kernel, on_device
 
 _BLOCK = 1024
@@ -44,17 +43,24 @@ def picture_features_kernel(
     tl.store(features + row.to(tl.int64) * width * (2 + CHANNELS) + number, quotient + shift, mask=inside)
 
 
-@on_device
-def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int], shift: float
-) -> Tensor | Declined:
+def features_blocker(
+    guide: Tensor, sigma_space: Sequence[float | Tensor], sigma_color: Sequence[float] | Tensor, origin: Sequence[int]
+) -> str | None:
+    """Return the reason that `picture_features` cannot run, or None."""
     # a kernel takes numbers of 32 bits
     if guide.dtype == torch.float64:
-        return Declined("the kernel has no double precision")
+        return "the kernel has no double precision"
     if len(origin) != 2 or any(origin):
-        return Declined("the kernel takes whole images of two axes")
+        return "the kernel takes whole images of two axes"
+    if isinstance(sigma_space[0], Tensor) or isinstance(sigma_color, Tensor):
+        return "the bandwidths are tensors"
     if len(set(sigma_space)) != 1 or len(set(sigma_color)) != 1:
-        return Declined("the kernel takes one bandwidth over positions and one over colors")
+        return "the kernel takes one bandwidth over positions and one over colors"
+    return None
+
+
+@on_device
+def picture_features(guide: Tensor, sigma_space: float, sigma_color: float, shift: float) -> Tensor:
     *leading, channels, height, width = guide.shape
     features = torch.empty(*leading, height * width, 2 + channels, dtype=torch.float32, device=guide.device)
     if features.numel():
@@ -63,6 +69,6 @@ def picture_features(
         strides = images.stride() if images.dim() == 4 else (0, *images.stride())
         blocks = cdiv(width * (2 + channels), _BLOCK)
         programs = features.numel() // (width * (2 + channels)) * blocks
-        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_color[0]), shift
+        sizes = height, width, blocks, *strides, sigma_space, sigma_color, shift
         picture_features_kernel[channels, _BLOCK]((programs, 1, 1), (images, features), sizes)
     return features

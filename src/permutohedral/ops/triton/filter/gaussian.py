@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import SMALLEST_MASS, Declined, blur_gain
+from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
 from permutohedral.ops.triton.build.hash_table import PackedTable
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
@@ -82,13 +82,19 @@ def filter_gaussian(
     return output
 
 
-@on_device
-def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | Declined:
-    points, d = features.shape
-    if d > LARGEST_EVEN_DIMENSION:
-        return Declined(f"the kernels take at most {LARGEST_EVEN_DIMENSION} dimensions, got {d}")
+def points_blocker(dimension: int) -> str | None:
+    """Return the reason that `filter_points` cannot run, or None."""
+    if dimension > LARGEST_EVEN_DIMENSION:
+        return f"the kernels take at most {LARGEST_EVEN_DIMENSION} dimensions, got {dimension}"
     if torch.are_deterministic_algorithms_enabled():
-        return Declined("atomic additions have no fixed order, and deterministic algorithms are enabled")
+        return "atomic additions have no fixed order, and deterministic algorithms are enabled"
+    return None
+
+
+@on_device
+def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | None:
+    """Run `filter_points`; None if keys do not fit one word."""
+    points, d = features.shape
     rows, is_small = expected_rows(points, d), points <= MOST_POINTS_AHEAD
 
     def filter_ahead(insertion: Insertion) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -107,7 +113,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
 
     built = build_tables(features, batch, filter_ahead)
     if built is None:
-        return Declined("keys do not fit one word")
+        return None
     insertion, number, ahead = built
     assert ahead is not None
     output, offsets, sums = ahead
