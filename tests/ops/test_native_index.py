@@ -202,6 +202,6 @@ def test_rejects_a_table_of_another_backend(native: Backend) -> None:
 
 
 def test_rejects_transposed_features(native: Backend) -> None:
-    advice = r"\[points, dimension\] .* got 4000; transpose .*permutohedral\.backends\.use\(\"reference\"\)"
+    advice = r"\[points, dimension\] .* got 4000; transpose .*permutohedral\.backends\.set_default\(\"reference\"\)"
     with pytest.raises(InputError, match=advice):
         native.index_points(torch.zeros(5, 4000), None)

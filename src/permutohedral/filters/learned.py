@@ -10,7 +10,6 @@ from permutohedral.filters.normalization import DENSE, Normalization, filter_nor
 from permutohedral.filters.steps import convolve_lattice
 from permutohedral.filters.weighting import check_finite_values, weigh
 from permutohedral.lattice.checks import (
-    check_lattice,
     check_points,
     check_results,
     lattice_for,
@@ -74,14 +73,14 @@ def filter_with_bias(
     sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Run `permutohedral_filter` on a lattice, and add `bias [out_channels]` to the result."""
-    check_lattice(lattice)
-    device = lattice.device
+    device = lattice.neighbors.device
     # float64 stays float64, as in torch's convolutions
-    if torch.is_autocast_enabled(device.type) and lattice.dtype == torch.float32:
+    if torch.is_autocast_enabled(device.type) and lattice.source.barycentric.dtype == torch.float32:
         values, weight, bias = to_autocast_dtype(device, values, weight, bias)
         with torch.autocast(device.type, enabled=False):
             return filter_with_bias(values, lattice, weight, bias, normalization, sample_weight)
-    if normalization != "none" and _is_float16(values) and _is_float16(weight):
+    dtypes = getattr(values, "dtype", None), getattr(weight, "dtype", None)
+    if normalization != "none" and dtypes == (torch.float16, torch.float16):
         # sums exceed the range of float16 before they are divided by mass or density, and so do their gradients
         wide = None if bias is None else bias.float()
         return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, sample_weight).half()
@@ -94,7 +93,7 @@ def filter_with_bias(
         check_finite_values(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return _compose(ops, counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    tables = _plan(values, weight, bias, lattice, normalization)
+    tables = _plan(ops, values, weight, bias, lattice, normalization)
     if isinstance(tables, str):
         report_declined("filter_learned", tables)
         return _compose(ops, values, weight, bias, lattice, normalization)
@@ -104,24 +103,27 @@ def filter_with_bias(
 
 
 def _plan(
-    values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
+    ops: Backend, values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
 ) -> FilterTables | str:
     """Return the plan of `filter_learned`, or why it is not called; `_compose` rejects what does not fit."""
     if normalization not in ("none", "density"):
         return f"it supports the normalizations 'none' and 'density', got {normalization!r}"
-    check_tensor("weight", weight)
+    if not isinstance(weight, Tensor) or weight.layout is not torch.strided:
+        check_tensor("weight", weight)
     if weight.dim() != 3 or (values.dim() != 2 and lattice.batch_size is None):
         return "it takes a weight of 3 axes, and no items on a shared lattice"
     for each in (weight, bias):
         if each is not None and (each.dtype != values.dtype or each.device != values.device):
             return "values, weight and bias differ in dtype or device"
     (filter_size, in_channels, out_channels), channels = weight.shape, values.shape[-1]
-    if not torch.compiler.is_compiling() and not (values.numel() and in_channels and out_channels):
+    # sizes may be unknown to torch.compile
+    if ops.name and not (values.numel() and in_channels and out_channels):
         return "there are no points or no channels"
     groups, rest = (channels // in_channels, channels % in_channels) if in_channels else (0, 1)
     if filter_size != lattice.neighbors.shape[0] or rest or groups < 1 or out_channels % groups:
         return "the weight does not fit the values and the lattice"
-    check_results(lattice, out_channels, values)
+    if ops.name:
+        check_results(lattice, out_channels, values)
     links = lattice.neighbors, groups, lattice.reverse_neighbors, lattice.opposite
     return FilterTables(lattice.source, lattice.target, *links, normalization == "density")
 
@@ -142,7 +144,3 @@ def _compose(
 
     output = filter_normalized(ops, values, lattice, normalization, step, DENSE, sample_weight)
     return output if bias is None else output + bias.to(output.dtype)
-
-
-def _is_float16(tensor: object) -> bool:
-    return isinstance(tensor, Tensor) and tensor.dtype == torch.float16

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.checks import (
-    check_lattice_values,
+    bind_on_lattice,
     check_points,
     check_weight,
     count,
@@ -67,7 +68,8 @@ def splat_points(ops: Backend, values: Tensor, lattice: Lattice) -> Tensor:
     rows, leading = points_to_rows(values, lattice)
     source, number = lattice.source, lattice.source.keys.shape[0]
     check_rows(number, rows.shape[1], rows)
-    return unfold(ops.splat(rows, source.vertices, source.barycentric, number), leading)
+    splatted = ops.splat(rows, source.vertices, source.barycentric, number)
+    return unfold(splatted, leading) if leading else splatted
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
@@ -91,22 +93,25 @@ def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor
     >>> ph.convolve(ph.splat(torch.rand(100, 4), lattice), weight, lattice).shape[1]
     8
     """
-    check_lattice_values(lattice_values, lattice, lattice.source)
-    return convolve_lattice(bind(lattice_values, weight), lattice_values, weight, lattice)
+    ops = bind_on_lattice(lattice_values, lattice, lattice.source, weight)
+    return convolve_lattice(ops, lattice_values, weight, lattice)
 
 
 def convolve_lattice(ops: Backend, lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
     """Convolve checked values."""
-    rows, leading = lattice_to_rows(lattice_values)
-    rows, weight = to_autocast(rows, weight)
+    rows, leading = (lattice_values, ()) if lattice_values.dim() == 2 else lattice_to_rows(lattice_values)
+    if torch.is_autocast_enabled(rows.device.type):
+        rows, weight = to_autocast(rows, weight)
     items = count(leading) if leading else 1
     weight, groups = check_weight(weight, rows.shape[1] // max(items, 1), rows, lattice)
     # items that share a lattice are folded into channels, so they are groups of their own
     if items > 1:
         weight, groups = weight.repeat(1, 1, items), groups * items
     check_rows(lattice.target.keys.shape[0], weight.shape[2], rows)
-    links = lattice.neighbors, groups, lattice.reverse_neighbors, lattice.opposite
-    return unfold(ops.convolve(rows, weight, *links), leading)
+    neighbors = lattice.neighbors
+    reverse = neighbors if lattice.source.keys is lattice.target.keys else None
+    convolved = ops.convolve(rows, weight, neighbors, groups, reverse, lattice.opposite)
+    return unfold(convolved, leading) if leading else convolved
 
 
 def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
@@ -125,13 +130,13 @@ def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     >>> ph.slice(ph.convolve(ph.splat(torch.rand(100, 3), lattice), torch.ones(1), lattice), lattice).shape
     torch.Size([50, 3])
     """
-    check_lattice_values(lattice_values, lattice, lattice.target)
-    return slice_lattice(bind(lattice_values, lattice.target.barycentric), lattice_values, lattice)
+    ops = bind_on_lattice(lattice_values, lattice, lattice.target, lattice.target.barycentric)
+    return slice_lattice(ops, lattice_values, lattice)
 
 
 def slice_lattice(ops: Backend, lattice_values: Tensor, lattice: Lattice) -> Tensor:
     """Slice checked values."""
-    rows, leading = lattice_to_rows(lattice_values)
+    rows, leading = (lattice_values, ()) if lattice_values.dim() == 2 else lattice_to_rows(lattice_values)
     target = lattice.target
     check_rows(target.vertices.shape[0], rows.shape[1], rows)
     return rows_to_points(ops.slice(rows, target.vertices, target.barycentric), lattice, leading)

@@ -17,7 +17,8 @@ from permutohedral.lattice.memory import check_rows, is_negligible
 from permutohedral.lattice.neighborhood import count_taps
 from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
 from permutohedral.ops.backend import Backend
-from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import ACCUMULATION
 from permutohedral.ops.simplices import Simplices
 
 METHODS = ("lattice", "dense", "exact", "auto")
@@ -41,16 +42,20 @@ def check_lattice(lattice: object) -> None:
 
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
-    refuse_torchscript()
-    check_lattice(lattice)
+    if torch._C._get_tracing_state() is not None:
+        refuse_torchscript()
+    if not isinstance(lattice, Lattice):
+        check_lattice(lattice)
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
         raise InputError(f"{name} must be a floating tensor, got {kind}; convert {how}")
-    check_tensor(name, values)
-    if values.device != lattice.device:
+    if values.layout is not torch.strided:
+        check_tensor(name, values)
+    barycentric = lattice.source.barycentric
+    if values.device != barycentric.device:
         raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
-    if accumulation_dtype(values.dtype) != lattice.dtype:
+    if ACCUMULATION.get(values.dtype, values.dtype) != barycentric.dtype:
         raise InputError(
             f"{name} are {values.dtype} but the features of the lattice {lattice.dtype}; convert one (values of 16 "
             "bits go with float32 features)"
@@ -104,7 +109,7 @@ def check_points(values: Tensor, lattice: Lattice) -> None:
             raise InputError(
                 f"values must be [{expected[0]}, {expected[1]}, channels] for this lattice, got {tuple(values.shape)}"
             )
-    elif values.dim() < 2 or values.shape[-2] != lattice.source.num_points:
+    elif values.dim() < 2 or values.shape[-2] != lattice.source.vertices.shape[0]:
         points = lattice.source.num_points
         raise InputError(f"values must be [..., {points}, channels] for this lattice, got {tuple(values.shape)}")
 
@@ -112,7 +117,9 @@ def check_points(values: Tensor, lattice: Lattice) -> None:
 def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
     """Return checked values at source points as rows, and the leading axes that were folded into channels."""
     if lattice.batch_size is not None:
-        return values.reshape(lattice.source.num_points, values.shape[2]), ()
+        return values.reshape(lattice.source.vertices.shape[0], values.shape[2]), ()
+    if values.dim() == 2:
+        return values, ()
     return lattice_to_rows(values)
 
 
@@ -120,20 +127,25 @@ def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> 
     """Return rows at target points with their batch axes."""
     if lattice.batch_size is not None:
         return rows.reshape(lattice.batch_size, lattice.points_per_item[1], rows.shape[1])
-    return unfold(rows, leading)
+    return unfold(rows, leading) if leading else rows
 
 
-def check_lattice_values(lattice_values: Tensor, lattice: Lattice, simplices: Simplices) -> None:
-    """Raise unless these are values at the lattice points of `simplices`, the source or the target of the lattice."""
-    check_values(lattice_values, lattice, "lattice values")
-    if lattice_values.dim() < 2 or (
-        not torch.compiler.is_compiling() and lattice_values.shape[-2] != simplices.num_lattice_points
-    ):
+def bind_on_lattice(values: Tensor, lattice: Lattice, simplices: Simplices, *others: Tensor) -> Backend:
+    """Return the backend of values at the lattice points of `simplices`, the source or the target of the lattice.
+
+    Raises:
+        InputError: they are not values at these lattice points.
+    """
+    check_values(values, lattice, "lattice values")
+    ops = bind(values, *others)
+    # the number of lattice points is unknown to torch.compile
+    if values.dim() < 2 or (ops.name and values.shape[-2] != simplices.keys.shape[0]):
         which = "source" if simplices is lattice.source else "target"
         raise InputError(
             f"lattice values must be [..., {simplices.num_lattice_points}, channels], one row for each {which} lattice "
-            f"point, got {tuple(lattice_values.shape)}"
+            f"point, got {tuple(values.shape)}"
         )
+    return ops
 
 
 def lattice_to_rows(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -158,7 +170,8 @@ def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
 
 def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:
     """Return the filter as `[filter_size, in_channels / groups, out_channels]`, and the number of groups."""
-    check_tensor("weight", weight)
+    if not isinstance(weight, Tensor) or weight.layout is not torch.strided:
+        check_tensor("weight", weight)
     filter_size = lattice.neighbors.shape[0]
     if weight.dim() not in (1, 3):
         raise InputError(
@@ -216,8 +229,6 @@ def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
     """Raise unless the splatted, convolved and sliced values of a learned filter fit the free memory."""
     rows, target = lattice.source.keys.shape[0], lattice.target
     target_rows = target.keys.shape[0] + target.vertices.shape[0]
-    if torch.compiler.is_compiling():
-        return
     if not is_negligible(rows * values.shape[-1] + target_rows * out_channels, values):
         check_rows(rows, values.shape[-1], values)
         check_rows(target_rows, out_channels, values)

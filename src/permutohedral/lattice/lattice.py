@@ -18,7 +18,7 @@ from permutohedral.lattice.neighborhood import Neighborhood, check_halo, neighbo
 from permutohedral.lattice.tables import build_tables, find_neighbors
 from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.binding import bind
-from permutohedral.ops.constants import items_of_points
+from permutohedral.ops.constants import constant, items_of_points
 from permutohedral.ops.contract import check_items
 from permutohedral.ops.simplices import Simplices, compact_storage
 from permutohedral.ops.tracing import breaks_graph, is_batched, with_storable_results
@@ -97,12 +97,12 @@ class Lattice:
     @property
     def reverse_neighbors(self) -> Tensor | None:
         """The table from source to target, which the gradient needs; None where it is not `neighbors` itself."""
-        return self.neighbors if self.is_shared else None
+        return self.neighbors if self.source.keys is self.target.keys else None
 
     @property
     def opposite(self) -> Tensor:
         """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it."""
-        return self.neighborhood.opposite(self.device)
+        return constant("_opposite", torch.int64, self.neighbors.device, self.dimension, self.neighborhood_size)
 
     @property
     def device(self) -> torch.device:

@@ -210,7 +210,7 @@ class FusedDerivative:
         split: separates the arguments.
         join: puts them together again.
         blocker: of the arguments, returns the reason that there is no derivative of its own, or None.
-        prepare: of the arguments, returns those to differentiate, and what makes the output the result, or None.
+        prepare: of the arguments, returns those to differentiate, and what makes the output the result.
     """
 
     name: str
@@ -218,7 +218,7 @@ class FusedDerivative:
     split: Callable[[tuple[Any, ...]], Split]
     join: Callable[[Sequence[Any], tuple[Any, ...]], tuple[Any, ...]]
     blocker: Callable[[tuple[Any, ...]], str | None]
-    prepare: Callable[[tuple[Any, ...]], tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]]
+    prepare: Callable[[tuple[Any, ...]], tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]] | None = None
 
 
 def _split_field(arguments: tuple[Any, ...]) -> Split:
@@ -240,13 +240,18 @@ def _with_parameter(kernel: PairwiseTables, parameter: Any, is_costs: bool = Fal
     return kernel._replace(costs=parameter) if is_costs else kernel._replace(factor=parameter)
 
 
-def _features_blocker(*barycentric: Tensor) -> str | None:
-    return "gradients with respect to the features are wanted" if requires_gradient(*barycentric) else None
+def _learned_blocker(arguments: tuple[Any, ...]) -> str | None:
+    source, target = arguments[3][:2]
+    if source.barycentric.requires_grad or target.barycentric.requires_grad:
+        return _OF_FEATURES
+    return None
 
 
 def _field_blocker(arguments: tuple[Any, ...]) -> str | None:
     kernels, steps = arguments[2:4]
-    return "there is no step" if steps == 0 else _features_blocker(*(each.barycentric for each in kernels))
+    if requires_gradient(*(each.barycentric for each in kernels)):
+        return _OF_FEATURES
+    return None if steps > 0 else "there is no step"
 
 
 def _as_logits(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]:
@@ -262,23 +267,10 @@ def _join_first(inputs: Sequence[Any], others: tuple[Any, ...]) -> tuple[Any, ..
     return *inputs, *others
 
 
+_OF_FEATURES = "gradients with respect to the features are wanted"
 _DERIVATIVES = (
-    FusedDerivative(
-        "filter_learned",
-        3,
-        _split_first,
-        _join_first,
-        lambda arguments: _features_blocker(arguments[3].source.barycentric, arguments[3].target.barycentric),
-        lambda arguments: (arguments, None),
-    ),
-    FusedDerivative(
-        "normalize_items",
-        3,
-        _split_first,
-        _join_first,
-        lambda arguments: None,
-        lambda arguments: (arguments, None),
-    ),
+    FusedDerivative("filter_learned", 3, _split_first, _join_first, _learned_blocker),
+    FusedDerivative("normalize_items", 3, _split_first, _join_first, lambda arguments: None),
     FusedDerivative("mean_field", 2, _split_field, _join_field, _field_blocker, _as_logits),
 )
 
@@ -287,18 +279,24 @@ def _differentiable_function(fused: FusedDerivative) -> Callable[..., Any]:
     definition = getattr(Backend, fused.name)
 
     def run(self: Differentiable, *arguments: Any) -> Any:
-        blocker = fused.blocker(arguments)
+        blocker, finish = fused.blocker(arguments), None
         if blocker is not None:
             return self.compose(blocker, fused.name, *arguments)
         if getattr(type(self.backend), fused.name) is definition:
             return definition(self, *arguments)
-        if not requires_gradient(*fused.split(arguments)[0]):
+        inputs, others = fused.split(arguments)
+        if not requires_gradient(*inputs):
             return getattr(self.backend, fused.name)(*arguments)
-        prepared, finish = fused.prepare(arguments)
-        with torch.no_grad():
-            output, saved = getattr(self._fused, fused.name)(*prepared)
+        if fused.prepare is not None:
+            arguments, finish = fused.prepare(arguments)
+            inputs, others = fused.split(arguments)
+        # torch.no_grad() takes longer
+        torch._C._set_grad_enabled(False)
+        try:
+            output, saved = getattr(self._fused, fused.name)(*arguments)
+        finally:
+            torch._C._set_grad_enabled(True)
         if saved is not None:
-            inputs, others = fused.split(prepared)
             output = _apply_fused(fused, self, [output], saved, others, *inputs)
         return output if finish is None else finish(output), None
 
@@ -317,17 +315,21 @@ class _Fused(torch.autograd.Function):
         *inputs: Any,
     ) -> Any:
         ctx.fused, ctx.ops, ctx.plan, ctx.num_inputs = fused, ops, others, len(inputs)
-        kept = *inputs, *saved
-        ctx.save_for_backward(*[each if isinstance(each, Tensor) else None for each in kept])
-        ctx.others = [None if isinstance(each, Tensor) else each for each in kept]
+        tensors: list[Any] = [*inputs, *saved]
+        ctx.others = others_of = {}
+        for place, each in enumerate(tensors):
+            if not isinstance(each, Tensor):
+                tensors[place], others_of[place] = None, each
+        ctx.save_for_backward(*tensors)
         # in a list, since torch returns a view of an argument
         return output.pop()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # read once: gradient checkpointing allows a single look
-        tensors, fused, ops = ctx.saved_tensors, ctx.fused, _of_backward(ctx.ops)
-        kept = [other if each is None else each for each, other in zip(tensors, ctx.others, strict=True)]
+        kept, fused, ops = list(ctx.saved_tensors), ctx.fused, _of_backward(ctx.ops)
+        for place, each in ctx.others.items():
+            kept[place] = each
         inputs, saved, needed = kept[: ctx.num_inputs], kept[ctx.num_inputs :], ctx.needs_input_grad[5:]
         arguments = fused.join(inputs, ctx.plan)
         if torch.is_grad_enabled():
@@ -337,21 +339,17 @@ class _Fused(torch.autograd.Function):
             found = [next(gradients) if is_needed else None for is_needed in needed]
         else:
             run = getattr(ops, f"{fused.name}_backward")
-            found = run(gradient, inputs, saved, needed, *arguments[fused.num_first :])
-            found = [_like(*each) for each in zip(found, inputs, needed, strict=True)]
+            found = list(run(gradient, inputs, saved, needed, *arguments[fused.num_first :]))
+            for place, each in enumerate(found):
+                # of the shape and dtype of its tensor, such as a parameter of one element
+                if not needed[place] or each is None:
+                    found[place] = None
+                elif each.shape != inputs[place].shape or each.dtype != inputs[place].dtype:
+                    found[place] = each.reshape(inputs[place].shape).to(inputs[place].dtype)
         return None, None, None, None, None, *found
 
 
 _apply_fused: Callable[..., Any] = super(torch.autograd.Function, _Fused).apply
-
-
-def _like(gradient: Tensor | None, tensor: Any, is_needed: bool) -> Tensor | None:
-    """Give a gradient the shape and dtype of its tensor."""
-    if gradient is None or not is_needed:
-        return None
-    if gradient.shape != tensor.shape:
-        gradient = gradient.reshape(tensor.shape)
-    return gradient.to(tensor.dtype)
 
 
 _define_each(Differentiable, FUSED, _differentiable_definition)

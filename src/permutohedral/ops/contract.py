@@ -28,9 +28,13 @@ def key_limit(dtype: torch.dtype) -> int:
     return 2**30 if dtype == torch.float64 else 2**24
 
 
+# the dtype in which values of 16 bits are summed; others are summed in their own
+ACCUMULATION = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which values of `dtype` are summed."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return ACCUMULATION.get(dtype, dtype)
 
 
 def blur_gain(dimension: int) -> float:

@@ -161,7 +161,9 @@ _loaded: dict[tuple[BackendEntry | None, str], Backend] = {}
 
 def backend_on(device_type: str) -> Backend:
     """Return the backend that runs on devices of this type."""
-    key = forced_backend(), device_type
+    # `forced_backend`
+    block = _block.get()
+    key = _default if block is None else block[0], device_type
     found = _loaded.get(key)
     if found is None:
         found = _loaded[key] = choose_backend(device_type).load()

@@ -20,6 +20,7 @@ from torch.utils import dlpack
 from permutohedral.errors import InputError
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.contract import (
+    ACCUMULATION,
     SMALLEST_MASS,
     ColorGridTables,
     FilterTables,
@@ -35,13 +36,23 @@ from permutohedral.ops.contract import (
     transpose_weight,
 )
 from permutohedral.ops.native import bridge
-from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, written
+from permutohedral.ops.native.bridge import (
+    CPU,
+    _native,
+    contiguous_for_core,
+    core,
+    key_core,
+    run_in_place,
+    run_kernel,
+    written,
+)
 
 if TYPE_CHECKING:
     from permutohedral._native import PendingIndex
 
 # rows that `_sum_rows` adds one after another
 _ROWS_TOGETHER = 512
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def check_dimension(dimension: int) -> None:
@@ -91,13 +102,6 @@ def _table_of(keys: Tensor) -> Tensor:
     return torch.cat([table, order.view(torch.int64)])
 
 
-def _change(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
-    """Return the result of a kernel that works in place on contiguous rows, which it may overwrite."""
-    wide = rows.to(accumulation_dtype(rows.dtype))
-    getattr(core(wide.dtype), kernel)(written(wide), by, bridge.threads(wide.numel()))
-    return wide.to(rows.dtype)
-
-
 def _pairwise_arguments(kernels: Sequence[PairwiseTables]) -> list[Any]:
     return [
         (
@@ -135,7 +139,7 @@ class Native(Backend):
     def index_points(self, features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         points, d = features.shape
         check_dimension(d)
-        features = plain(features)
+        features = contiguous_for_core(features)
         vertices = bridge.empty((points, d + 1), torch.int32)
         barycentric = bridge.empty((points, d + 1), features.dtype)
         if points == 0:
@@ -249,25 +253,30 @@ class Native(Backend):
         self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
     ) -> tuple[Tensor, Saved]:
         # each step rounds values of 16 bits, as if it were called by itself; the division by density rounds once
-        dtype, points, density = accumulation_dtype(values.dtype), values.shape[0], None
-        source, target = tables.source, tables.target
-        corners = source.vertices, source.barycentric, source.num_lattice_points
-        lattice_values = self.splat(values.to(dtype) if tables.by_density else values, *corners)
-        if tables.by_density:
+        rounded, density = values.dtype, None
+        source, target, neighbors, groups, _, _, by_density = tables
+        dtype = ACCUMULATION.get(rounded, rounded)
+        corners = source.vertices, source.barycentric, source.keys.shape[0]
+        if by_density:
+            lattice_values = self.splat(values if dtype is rounded else values.to(dtype), *corners)
             # by NumPy: on a busy machine torch's threads would wait for each other
-            ones = torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
-            density = self.splat(ones, *corners)[:, 0]
-            lattice_values = _change("divide_rows", lattice_values, density).to(values.dtype)
-        convolved = self.convolve(lattice_values, weight, *tables[2:6])
+            ones = np.empty((values.shape[0], 1), _NUMPY[dtype])
+            ones.fill(1)
+            density = self.splat(torch.from_numpy(ones), *corners)[:, 0]
+            lattice_values = run_in_place("divide_rows", lattice_values, density)
+            lattice_values = lattice_values if dtype is rounded else lattice_values.to(rounded)
+        else:
+            lattice_values = self.splat(values, *corners)
+        convolved = self.convolve(lattice_values, weight, neighbors, groups)
         output = self.slice(convolved, target.vertices, target.barycentric)
         if bias is not None:
-            output = _change("add_to_rows", output, bias)
+            output = run_in_place("add_to_rows", output, bias)
         return output, (lattice_values, density)
 
     def filter_learned_backward(
         self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, tables: FilterTables
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        bias_gradient = _sum_rows(plain(gradient)) if needed[2] else None
+        bias_gradient = _sum_rows(contiguous_for_core(gradient)) if needed[2] else None
         if not (needed[0] or needed[1]):
             return None, None, bias_gradient
         (lattice_values, density), weight = saved, inputs[1]
@@ -280,7 +289,7 @@ class Native(Backend):
             reverse = self.transpose_neighbors(neighbors, opposite, source.num_lattice_points)
         at_sources = self.convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)
         if density is not None:
-            at_sources = _change("divide_rows", at_sources.to(density.dtype), density)
+            at_sources = run_in_place("divide_rows", at_sources.to(density.dtype), density)
         values_gradient = self.slice(at_sources, source.vertices, source.barycentric)
         return values_gradient.to(gradient.dtype), weight_gradient, bias_gradient
 
@@ -302,7 +311,7 @@ class Native(Backend):
         if features.numel() > 0:
             last = guide.movedim(-axes - 1, -1)
             channels_last = last.is_contiguous()
-            images = plain(last if channels_last else guide, dtype).view(-1)
+            images = contiguous_for_core(last if channels_last else guide, dtype).view(-1)
             units = space, list(origin), list(sigma_space), list(sigma_color), shift
             core(dtype).picture_features(
                 images, channels_last, *units, written(features), bridge.threads(features.numel())
@@ -392,7 +401,7 @@ class Native(Backend):
     ) -> tuple[Tensor, Saved]:
         """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
         dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
-        energies = plain(energies, dtype)
+        energies = contiguous_for_core(energies, dtype)
         if core(dtype).is_sum_nan(energies, threads):
             raise energies_error()
         out = bridge.empty(energies.shape, dtype)
