@@ -4,7 +4,7 @@ MAX_DIMENSION: int = 256
 
 LEAST_KEPT_BYTES: int = 1048576
 
-class PreparedStart:
+class PreparedLaunch:
     def __call__(self) -> None: ...
 
 class GpuKernel:
@@ -14,7 +14,7 @@ class GpuKernel:
     ) -> bool: ...
     def prepare(
         self, grid: tuple[object, ...], tensors: tuple[object, ...], sizes: tuple[object, ...], device: int, stream: int
-    ) -> PreparedStart | None: ...
+    ) -> PreparedLaunch | None: ...
     def keep(
         self, device: int, dtypes: tuple[object, ...], sizes: str, function: int, threads: int, shared_bytes: int
     ) -> None: ...

@@ -24,7 +24,7 @@ from permutohedral.filters.color_grid import (
     has_color_grid,
     is_within_limits,
 )
-from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
+from permutohedral.filters.exact import needs_sigma_gradient, sigma_in_pixels, window_size
 from permutohedral.lattice.arrays import Data, ImageFormat
 from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, numbers_of
 from permutohedral.lattice.features import bilateral as bilateral_features
@@ -195,7 +195,7 @@ def choose_for_pixels(
     >>> choose_for_pixels(image, image, 1.0, 0.1).method
     'exact'
     """
-    if has_no_window(sigma_space):
+    if needs_sigma_gradient(sigma_space):
         return MethodChoice("lattice", "a window has no derivative with respect to sigma_space")
     costs = costs_of(guide.device) if costs is None else costs
     *items, guides, height, width = guide.shape

@@ -92,7 +92,7 @@ def window_size(sigma: tuple[float, float], reach: float, height: int, width: in
     return 2 * sum(along) - sum(along[:1])
 
 
-def has_no_window(sigma_space: Sigma) -> bool:
+def needs_sigma_gradient(sigma_space: Sigma) -> bool:
     """Return whether a derivative with respect to `sigma_space` may be wanted, which a window does not have."""
     return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
 
@@ -106,8 +106,8 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
 def window_of(
     guide: Tensor, sigma_space: Sigma, sigma_color: Sigma | None, reach: float = WINDOW_REACH
 ) -> Window | None:
-    """Return the window of a bilateral filter, None if it `has_no_window`; without sigma_color that of a color grid."""
-    if has_no_window(sigma_space):
+    """Return the window of a bilateral filter, or without sigma_color of a color grid; None to differentiate sigma."""
+    if needs_sigma_gradient(sigma_space):
         return None
     sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
     units = guide.to(accumulation_dtype(guide.dtype))

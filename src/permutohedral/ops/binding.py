@@ -31,16 +31,21 @@ from permutohedral.ops.contract import PairwiseTables
 from permutohedral.ops.dispatch import BackendReport, backend_on, call_on, forced_backend
 from permutohedral.ops.dispatch import explain as explain_backend
 from permutohedral.ops.operators import BOUNDED, OPERATORS, Operator
-from permutohedral.ops.tracing import is_autocast, is_plain, is_transformed, requires_gradient, uncompiled
+from permutohedral.ops.tracing import has_no_subclass, is_autocast, is_transformed, requires_gradient, uncompiled
 
 # arguments of a fused function: those with a derivative, and the others
 Split = tuple[tuple[Any, ...], tuple[Any, ...]]
 
+_BACKWARD = "filter_learned_backward", "mean_field_backward", "normalize_items_backward"
+_BOUNDED = "index_points_bounded", "coarsen_keys_bounded"
 # functions that `Backend` defines
-FUSED = (
-    "picture_features", "index_with_neighbors", "filter_points", "filter_gaussian", "filter_learned", "mean_field",
-    "normalize_items", "slice_planes", "sum_color_grid", "embed_differential",
-)  # fmt: skip
+FUSED = tuple(
+    name
+    for name, function in vars(Backend).items()
+    if callable(function)
+    and name not in ("decline", *_BACKWARD, *_BOUNDED, *Backend.__abstractmethods__)
+    and not name.startswith("_")
+)
 
 
 def bind(*tensors: Tensor | None) -> Backend:
@@ -447,7 +452,7 @@ class _Unwrapped:
 
 def _run_below(name: str, *arguments: Any) -> Any:
     """Run a primitive below all transformations; torch may trace it there."""
-    if torch._C._len_torch_dispatch_stack() or not is_plain(*arguments):
+    if torch._C._len_torch_dispatch_stack() or not has_no_subclass(*arguments):
         return getattr(TRACED, name)(*arguments)
     # a backend may return views of larger tensors, to which torch attaches no tangents
     return _of_tensors(lambda each: each.clone() if each._is_view() else each, _run(name, *arguments))
@@ -560,8 +565,6 @@ def _explained(name: str) -> Callable[..., Any]:
     return run
 
 
-_BACKWARD = "filter_learned_backward", "mean_field_backward", "normalize_items_backward"
-_BOUNDED = "index_points_bounded", "coarsen_keys_bounded"
 _define_each(WithoutAutocast, (*OPERATORS, *FUSED, *_BACKWARD, *_BOUNDED), _without_autocast)
 _define_each(Explained, (*OPERATORS, *FUSED, *_BOUNDED), _explained)
 

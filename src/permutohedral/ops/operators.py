@@ -478,19 +478,19 @@ _define(
 # negligible there.
 
 
-def _products(values: Tensor, features: Tensor, axis: int) -> Tensor:
+def _outer(values: Tensor, features: Tensor, axis: int) -> Tensor:
     """Each channel times each feature, `channels * d` channels along `axis`, which is negative."""
     products = values.unsqueeze(axis) * features.unsqueeze(axis - 1)
     return products.flatten(axis - 1, axis)
 
 
-def _pair(sums: Tensor, features: Tensor, axis: int) -> Tensor:
-    """Undo `_products`, each with the feature of the same number: `channels * d` to `channels`."""
+def _contract(sums: Tensor, features: Tensor, axis: int) -> Tensor:
+    """Undo `_outer`, each with the feature of the same number: `channels * d` to `channels`."""
     products: Tensor = sums.unflatten(axis, (-1, features.shape[axis]))
     return (products * features.unsqueeze(axis - 1)).sum(axis)
 
 
-def _pull(
+def _feature_gradient(
     total: Sums,
     others: Tensor,
     other_features: Tensor,
@@ -500,14 +500,14 @@ def _pull(
 ) -> Tensor:
     """sum_i w_ki <own_k, others_i> (other_features_i - own_features_k): the gradient with respect to own_features."""
     channels, dimension = others.shape[axis], other_features.shape[axis]
-    wide = torch.cat([_products(others, other_features, axis), others], dim=axis)
+    wide = torch.cat([_outer(others, other_features, axis), others], dim=axis)
     moments, sums = total(wide).split([channels * dimension, channels], dim=axis)
     drawn = (moments.unflatten(axis, (channels, dimension)) * own.unsqueeze(axis)).sum(axis - 1)
     pulled: Tensor = drawn - own_features * (own * sums).sum(axis, keepdim=True)
     return pulled
 
 
-def _push(
+def _feature_tangent(
     total: Sums,
     values: Tensor,
     features: tuple[Tensor, Tensor],
@@ -518,8 +518,8 @@ def _push(
     (source, target), (source_tangent, target_tangent) = features, tangents
     at_target = (target * target_tangent).sum(axis, keepdim=True)
     at_source = (source * source_tangent).sum(axis, keepdim=True)
-    mixed = _pair(total(_products(values, source, axis)), target_tangent, axis)
-    mixed = mixed + _pair(total(_products(values, source_tangent, axis)), target, axis)
+    mixed = _contract(total(_outer(values, source, axis)), target_tangent, axis)
+    mixed = mixed + _contract(total(_outer(values, source_tangent, axis)), target, axis)
     return mixed - at_target * total(values) - total(at_source * values)
 
 
@@ -537,11 +537,11 @@ def _neighbors_backward(
     middle = features.detach().mean(dim=0) if features.shape[0] else 0.0
     near, near_targets = features - middle, targets - middle
     if needed[1]:
-        to_features = _pull(
+        to_features = _feature_gradient(
             lambda wide: ops.sum_neighbors(wide, near_targets, near, reach), gradient, near_targets, values, near, -1
         )
     if needed[2]:
-        to_targets = _pull(
+        to_targets = _feature_gradient(
             lambda wide: ops.sum_neighbors(wide, near, near_targets, reach), values, near, gradient, near_targets, -1
         )
     return to_values, to_features, to_targets, None
@@ -555,7 +555,7 @@ def _jvp_neighbors(ops: Any, arguments: Arguments, tangents: Tangents) -> Tensor
         return tangent
     of_features = torch.zeros_like(features) if tangents[1] is None else tangents[1]
     of_targets = torch.zeros_like(targets) if tangents[2] is None else tangents[2]
-    return tangent + _push(
+    return tangent + _feature_tangent(
         lambda wide: ops.sum_neighbors(wide, features, targets, reach),
         values,
         (features, targets),
@@ -584,7 +584,9 @@ def _window_backward(ops: Backend, ctx: Any, needed: tuple[bool, ...], gradient:
     to_values = total(gradient) if needed[0] else None
     to_guide = None
     if needed[1]:
-        to_guide = _pull(total, gradient, guide, values, guide, -3) + _pull(total, values, guide, gradient, guide, -3)
+        to_guide = _feature_gradient(total, gradient, guide, values, guide, -3) + _feature_gradient(
+            total, values, guide, gradient, guide, -3
+        )
     return to_values, to_guide, None, None, None
 
 
@@ -595,7 +597,9 @@ def _jvp_window(ops: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
     if tangents[1] is None:
         return tangent
     both = tangents[1], tangents[1]
-    return tangent + _push(lambda wide: ops.sum_window(wide, guide, *window), values, (guide, guide), both, -3)
+    return tangent + _feature_tangent(
+        lambda wide: ops.sum_window(wide, guide, *window), values, (guide, guide), both, -3
+    )
 
 
 _define(

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def is_plain(*arguments: Any) -> bool:
+def has_no_subclass(*arguments: Any) -> bool:
     """Return whether no tensor is of a subclass."""
     # a loop is twice as fast as all() of a generator
     for argument in arguments:  # noqa: SIM110

@@ -123,6 +123,9 @@ def home_slot(code, unit, capacity, CORNER_BITS: tl.constexpr, D: tl.constexpr):
 
     One step along the last axis adds one to every coordinate (d+1) q_i + j but the last, which no key holds. So the
     first coordinate gives the place in a group. The rest of it and the differences of the quotients give the group.
+
+    `code` is corner + sum_i q_i 2^(bits below digit i), so with the sum of these powers, the unit, code - q_0 unit has
+    the differences q_i - q_0 as its digits: the same for all vertices on a line along the last axis.
     """
     low = code.to(tl.int32).to(tl.uint32, bitcast=True)
     corner = low & ((1 << CORNER_BITS) - 1)
@@ -172,7 +175,12 @@ def load_number(pointers, lanes, PTX: tl.constexpr):
 
 @triton.jit
 def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
-    """Store scattered int64 values; with PTX without moving them between threads first."""
+    """Store scattered int64 values; with PTX without moving them between threads first.
+
+    A plain store suffices for a row number. Only the thread that made the slot writes it, an aligned word is never
+    torn, and the number is the whole message: readers wait until it is not zero, with relaxed loads, and read no other
+    memory because of it.
+    """
     if PTX:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.b32 $0, 0; }",

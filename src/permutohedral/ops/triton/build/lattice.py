@@ -7,7 +7,7 @@ the wait ends.
 
 `insert_and_wait` is the only code that waits for the device. The host queues the insertion, its report, and the work
 that follows (`ahead`), with room for as many lattice points as most point sets need. The device reads the true number
-itself. Then the host polls the report. `build_tables` retries points that do not fit the first table, whose size
+itself. Then the host polls the report. `insert_with_retry` retries points that do not fit the first table, whose size
 follows from the number of points.
 """
 
@@ -448,27 +448,27 @@ def expected_rows(points: int, dimension: int) -> int:
 
 
 def insert_and_wait(
-    insert: Callable[[], Insertion], ahead: Callable[[Insertion], Ahead] | None, device: torch.device
+    insert: Callable[[], Insertion], speculate: Callable[[Insertion], Ahead] | None, device: torch.device
 ) -> tuple[Insertion, Report, Ahead | None]:
-    """Queue an insertion, its report and the work `ahead`, if any; wait for the report."""
+    """Queue an insertion, its report and the work `speculate`, if any; wait for the report."""
     insertion = insert()
     with HostReport(device) as report:
         report.write(insertion.table)
-        done = None if ahead is None else ahead(insertion)
+        done = None if speculate is None else speculate(insertion)
         return insertion, report.read(), done
 
 
-def build_tables(
+def insert_with_retry(
     features: Tensor,
     batch: Tensor | None,
-    ahead: Callable[[Insertion], Ahead | None],
+    speculate: Callable[[Insertion], Ahead | None],
 ) -> tuple[Insertion, int, Ahead | None] | None:
-    """Insert all points, and run `ahead` before waiting; None if they do not fit a table of packed keys.
+    """Insert all points, and run `speculate` before waiting; None if they do not fit a table of packed keys.
 
     Args:
         features, batch: see `index_points`; at least one point.
-        ahead: queues work on the insertion, whose number of lattice points is not known yet. It runs again if a larger
-            table, or bits by the range of the data, are needed.
+        speculate: queues work on the insertion, whose number of lattice points is not known yet. It runs again if a
+            larger table, or bits by the range of the data, are needed.
 
     Raises:
         FeatureRangeError: a feature has no key.
@@ -477,7 +477,7 @@ def build_tables(
 
     Returns:
         The insertion, in deterministic mode numbered in the order of the codes; the number of lattice points; the
-        result of `ahead`, None in deterministic mode.
+        result of `speculate`, None in deterministic mode.
     """
     features = rows_contiguous(features)
     (points, d), exact = features.shape, torch.are_deterministic_algorithms_enabled()
@@ -489,7 +489,7 @@ def build_tables(
 
     while True:
         # in deterministic mode rows are renumbered after the report
-        insertion, report, done = insert_and_wait(attempt, None if exact else ahead, features.device)
+        insertion, report, done = insert_and_wait(attempt, None if exact else speculate, features.device)
         if report.bad_feature:
             if batch is not None:
                 check_items(batch)
@@ -657,7 +657,7 @@ def index_points(features: Tensor, batch: Tensor | None) -> Indexed:
 
     is_small = points <= MOST_POINTS_AHEAD
     if points > 0 and d <= LARGEST_TILE_DIMENSION:
-        built = build_tables(features, batch, unpack_ahead)
+        built = insert_with_retry(features, batch, unpack_ahead)
         if built is not None:
             return finish(*built)
     return index_unpacked(features, batch)
@@ -693,7 +693,7 @@ def index_with_neighbors(
         search_into(neighbors, table, insertion.codes, offsets, True, partners is not None, partners)
         return keys, table, neighbors
 
-    built = build_tables(features, batch, search_ahead)
+    built = insert_with_retry(features, batch, search_ahead)
     if built is None:
         return None
     insertion, number, ahead = built

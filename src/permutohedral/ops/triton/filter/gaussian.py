@@ -16,9 +16,9 @@ from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
     Insertion,
-    build_tables,
     expected_rows,
     finish,
+    insert_with_retry,
 )
 from permutohedral.ops.triton.build.neighbors import search_into, search_packed
 from permutohedral.ops.triton.filter.blur import blur_rows
@@ -111,7 +111,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         _filter(output, values, tables, insertion.table.storage)
         return output, offsets, None
 
-    built = build_tables(features, batch, filter_ahead)
+    built = insert_with_retry(features, batch, filter_ahead)
     if built is None:
         return None
     insertion, number, ahead = built

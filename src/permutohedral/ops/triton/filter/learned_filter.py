@@ -10,7 +10,7 @@ from permutohedral.ops.contract import FilterTables, Needed, Saved, accumulation
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, float32_precision, uses_scaled_fp16
-from permutohedral.ops.triton.filter.incidence import Incidence, is_worth_listing, list_of, splat_listed
+from permutohedral.ops.triton.filter.incidence import Incidence, cached_incidence, prefers_gather, splat_listed
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import normalize, splat_into
 from permutohedral.ops.triton.filter.weight_gradient import scaled_fp16_gradients, weight_gradient
@@ -71,8 +71,8 @@ def _splat(values: Tensor, at: Simplices, by_density: bool) -> tuple[Tensor, Ten
     """Return lattice values, the density they were divided by or None, and the list of points or None."""
     (points, channels), dtype, rows = values.shape, values.dtype, at.keys.shape[0]
     wide = accumulation_dtype(dtype)
-    if is_worth_listing(points, channels):
-        incidence = list_of(at)
+    if prefers_gather(points, channels):
+        incidence = cached_incidence(at)
         density = torch.empty(rows, dtype=wide, device=values.device) if by_density else None
         return splat_listed(values, incidence, dtype, density=density), density, incidence
     # the density is the last channel

@@ -27,9 +27,9 @@ from permutohedral.ops.contract import SMALLEST_MASS, Needed, PairwiseTables, Sa
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
 from permutohedral.ops.triton.filter.incidence import (
     Incidence,
+    build_incidence,
     gather_into,
     gather_into_both,
-    list_corners,
     place_rows,
     store_entry,
 )
@@ -220,7 +220,7 @@ def _find_weights(kernels: Sequence[PairwiseTables], listed: bool) -> list[Field
         source, target = (output if power > 0 else each.barycentric for power in (each.source_power, each.target_power))
         incidence = Incidence(own.starts, own.counts, own.points, own.entry_weights) if atomic else None
         if exact and listed:
-            incidence = list_corners(each.vertices, source, each.axis_neighbors.shape[1])
+            incidence = build_incidence(each.vertices, source, each.axis_neighbors.shape[1])
         found.append(FieldWeights(source, target, incidence))
     return found
 
@@ -539,7 +539,7 @@ def _adjoint(weighted: WeightedKernel) -> WeightedKernel:
     """Return the kernel from its targets to its sources."""
     tables, (source, target, incidence), factor = weighted
     if incidence is not None and source is not target:
-        incidence = list_corners(tables.vertices, target, tables.axis_neighbors.shape[1])
+        incidence = build_incidence(tables.vertices, target, tables.axis_neighbors.shape[1])
     costs = None if tables.costs is None else tables.costs.T
     return WeightedKernel(tables._replace(costs=costs), FieldWeights(target, source, incidence), factor)
 

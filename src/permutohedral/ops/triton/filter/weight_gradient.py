@@ -35,7 +35,9 @@ _SUM_BLOCK = 128
 def product(left, right, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
     """Return total + left right; float32 as such or in three PARTS of bfloat16, which matrix units can transpose.
 
-    Three parts are as precise as float32.
+    There are two threefold products. The PRECISION "tf32x3" of Triton splits a float32 in two numbers of TF32 and adds
+    three products. Three PARTS of bfloat16 have all 24 bits, and six of their nine products matter; unlike TF32, matrix
+    units can transpose them.
     """
     if PARTS == 1:
         return tl.dot(left, right, total, input_precision=PRECISION)
