@@ -152,16 +152,9 @@ def _save_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _index_points_backward(
-    ops: Backend,
-    ctx: Any,
-    needed: tuple[bool, ...],
-    keys: None,
-    vertices: None,
-    barycentric_gradient: Tensor,
-    table: None,
-) -> tuple[Tensor, None]:
-    (features,) = ctx.saved_tensors
-    return ops.embed_gradient(features, barycentric_gradient), None
+    ops: Backend, ctx: Any, needed: tuple[bool, ...], *gradients: Tensor
+) -> tuple[Tensor | None, ...]:
+    return ops.embed_gradient(ctx.saved_tensors[0], gradients[2]), *[None] * (len(needed) - 1)
 
 
 def _jvp_index_points(ops: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
@@ -178,21 +171,8 @@ _define(
 )
 
 
-# for `torch.library` it has too few uses; its derivative is that of `index_points`
-BOUNDED = Operator(
-    "index_points_bounded",
-    "",
-    _index_points_shape,
-    Derivative(
-        _save_features,
-        lambda ops, ctx, needed, *gradients: (
-            None if gradients[2] is None else ops.embed_gradient(ctx.saved_tensors[0], gradients[2]),
-            None,
-            None,
-        ),
-        _jvp_index_points,
-    ),
-)
+# not registered with torch: no graph of operators waits for a GPU
+BOUNDED = Operator("index_points_bounded", "", _index_points_shape, OPERATORS["index_points"].derivative)
 
 
 # embed_gradient and embed_differential: linear in their second argument, constant inside a simplex

@@ -47,6 +47,8 @@ class Triton(Backend):
     slice_planes = staticmethod(slice_planes)
     barycentric_gradient = staticmethod(barycentric_gradient)
     splat_largest = staticmethod(splat_largest)
+    convolve = staticmethod(convolve)
+    convolve_weight_gradient = staticmethod(convolve_weight_gradient)
     blur = staticmethod(blur)
     sum_neighbors = staticmethod(sum_neighbors)
     sum_window = staticmethod(sum_window)
@@ -57,28 +59,6 @@ class Triton(Backend):
     filter_learned_backward = staticmethod(filter_learned_backward)
     mean_field_backward = staticmethod(mean_field.mean_field_backward)
     normalize_items_backward = staticmethod(item_norm.normalize_items_backward)
-
-    def convolve(
-        self,
-        lattice_values: Tensor,
-        weight: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
-    ) -> Tensor:
-        return convolve(lattice_values, weight, neighbors, groups)
-
-    def convolve_weight_gradient(
-        self,
-        lattice_values: Tensor,
-        output_gradient: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
-    ) -> Tensor:
-        return convolve_weight_gradient(lattice_values, output_gradient, neighbors, groups)
 
     def picture_features(
         self,
