@@ -108,8 +108,7 @@ def _plan(
     """Return the plan of `filter_learned`, or why it is not called; `_compose` rejects what does not fit."""
     if normalization not in ("none", "density"):
         return f"it supports the normalizations 'none' and 'density', got {normalization!r}"
-    if not isinstance(weight, Tensor) or weight.layout is not torch.strided:
-        check_tensor("weight", weight)
+    check_tensor("weight", weight)
     if weight.dim() != 3 or (values.dim() != 2 and lattice.batch_size is None):
         return "it takes a weight of 3 axes, and no items on a shared lattice"
     for each in (weight, bias):

@@ -28,7 +28,7 @@ from permutohedral.lattice.checks import (
     unfold,
 )
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.memory import check_rows
+from permutohedral.lattice.memory import check_known_rows, check_rows
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
 
@@ -67,7 +67,8 @@ def splat_points(ops: Backend, values: Tensor, lattice: Lattice) -> Tensor:
     """Splat checked values."""
     rows, leading = points_to_rows(values, lattice)
     source, number = lattice.source, lattice.source.keys.shape[0]
-    check_rows(number, rows.shape[1], rows)
+    if ops.name:
+        check_known_rows(number, rows.shape[1], rows)
     splatted = ops.splat(rows, source.vertices, source.barycentric, number)
     return unfold(splatted, leading) if leading else splatted
 
@@ -107,7 +108,8 @@ def convolve_lattice(ops: Backend, lattice_values: Tensor, weight: Tensor, latti
     # items that share a lattice are folded into channels, so they are groups of their own
     if items > 1:
         weight, groups = weight.repeat(1, 1, items), groups * items
-    check_rows(lattice.target.keys.shape[0], weight.shape[2], rows)
+    if ops.name:
+        check_known_rows(lattice.target.keys.shape[0], weight.shape[2], rows)
     neighbors = lattice.neighbors
     reverse = neighbors if lattice.source.keys is lattice.target.keys else None
     convolved = ops.convolve(rows, weight, neighbors, groups, reverse, lattice.opposite)
@@ -138,5 +140,6 @@ def slice_lattice(ops: Backend, lattice_values: Tensor, lattice: Lattice) -> Ten
     """Slice checked values."""
     rows, leading = (lattice_values, ()) if lattice_values.dim() == 2 else lattice_to_rows(lattice_values)
     target = lattice.target
-    check_rows(target.vertices.shape[0], rows.shape[1], rows)
+    if ops.name:
+        check_known_rows(target.vertices.shape[0], rows.shape[1], rows)
     return rows_to_points(ops.slice(rows, target.vertices, target.barycentric), lattice, leading)

@@ -15,7 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows, is_negligible
 from permutohedral.lattice.neighborhood import count_taps
-from permutohedral.lattice.tensors import check_tensor, reject_torchscript
+from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import ACCUMULATION
@@ -43,15 +43,14 @@ def check_lattice(lattice: object) -> None:
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
     if torch._C._get_tracing_state() is not None:
-        reject_torchscript()
+        refuse_torchscript()
     if not isinstance(lattice, Lattice):
         check_lattice(lattice)
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
         raise InputError(f"{name} must be a floating tensor, got {kind}; convert {how}")
-    if values.layout is not torch.strided:
-        check_tensor(name, values)
+    check_tensor(name, values)
     barycentric = lattice.source.barycentric
     if values.device != barycentric.device:
         raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
@@ -170,8 +169,7 @@ def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
 
 def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:
     """Return the filter as `[filter_size, in_channels / groups, out_channels]`, and the number of groups."""
-    if not isinstance(weight, Tensor) or weight.layout is not torch.strided:
-        check_tensor("weight", weight)
+    check_tensor("weight", weight)
     filter_size = lattice.neighbors.shape[0]
     if weight.dim() not in (1, 3):
         raise InputError(

@@ -379,8 +379,12 @@ def check_rows(rows: int, channels: int, like: Tensor) -> None:
     Raises:
         MemoryLimitError: it does not.
     """
-    if torch.compiler.is_compiling():
-        return
+    if not torch.compiler.is_compiling():
+        check_known_rows(rows, channels, like)
+
+
+def check_known_rows(rows: int, channels: int, like: Tensor) -> None:
+    """Run `check_rows` in a call that torch.compile does not trace."""
     needed = rows * channels * like.element_size()
     if needed < _NEGLIGIBLE_BYTES or _is_negligible(needed, like.device):
         return
