@@ -265,7 +265,7 @@ def compare_step(eager: Callable[..., Tensor], compiled: Callable[..., Tensor], 
 def test_field_and_pyramid_run_outside_of_the_graph(dynamic: bool | None) -> None:
     """Each is one break of the graph, around all of it."""
     field = ph.nn.DenseCRF(3, device=DEVICE)
-    network = ph.models.LatticeUNet(2, 3, dimension=2, channels=(4, 8)).to(DEVICE)
+    network = ph.nn.LatticeUNet(2, 3, dimension=2, step=1.0, widths=(4, 8)).to(DEVICE)
     trained = [each for each in field.parameters() if each.requires_grad]
     torch._dynamo.utils.counters.clear()
     compiled, names = record(field, dynamic=dynamic)

@@ -14,7 +14,6 @@ import permutohedral as ph
 from permutohedral.crf import energies_from_probabilities
 from permutohedral.filters.normalization import Normalization
 from permutohedral.guided.grids import Grids
-from permutohedral.models.lattice_unet import LatticeUNet
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -131,7 +130,7 @@ def test_logarithms_of_marginals_with_and_without_gradients() -> None:
 
 
 def test_networks_on_crowded_clouds() -> None:
-    network = LatticeUNet(1, 2, channels=(8, 8)).to(DEVICE)
+    network = ph.nn.LatticeUNet(1, 2, step=1.0, widths=(8, 8)).to(DEVICE)
     values, features = 200 + draw(5000, 1), draw(5000, 3, seed=1) / 50
     wide = network(values.float(), features.float())
     assert_close(network.half()(values.half(), features.float()), wide, torch.bfloat16)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.models.lattice_unet import ResidualBlock, mean_and_density
 from permutohedral.models.point_segmentation import PointSegmenter
+from permutohedral.nn.unet import ResidualBlocks, mean_and_density
 
 # distances that are sorted together
 _CHUNK = 1 << 26
@@ -80,7 +80,7 @@ class FlatSegmenter(nn.Module):
         super().__init__()
         self.step = step
         self.enter = ph.nn.LatticeConv(in_channels + 1, channels, 3)
-        self.blocks = nn.ModuleList(ResidualBlock(channels, 3) for _ in range(blocks))
+        self.blocks = nn.ModuleList(ResidualBlocks(channels, 3) for _ in range(blocks))
         self.head = nn.Sequential(nn.Linear(channels + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
 
     def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def network_step(network: torch.nn.Module, values: Tensor, leaf: Tensor, bounded
 def test_training_step_of_a_u_net(shape: tuple[int, ...], between: Any) -> None:
     """Statistics of the norms, gradients of features and parameters; and the host never waits."""
     leaf, values = features_of(shape).requires_grad_(), draw(*shape[:-1], 2)
-    network = ph.models.LatticeUNet(2, 3, shape[-1], channels=(2, 4), between=between).double()
+    network = ph.nn.LatticeUNet(2, 3, shape[-1], step=1.0, widths=(2, 4), between=between).double()
     with use_backend("triton"):
         expected = network_step(network, values, leaf, False)
         with NoHostReads():
@@ -172,7 +172,7 @@ def test_overflow_is_reported(level: int) -> None:
     features, values = features_of((2, 4, 2)).requires_grad_(), draw(2, 4, 2)
     pyramid = ph.levels.build_pyramid(features, len(ROWS))
     rows = [*ROWS[:level], pyramid.levels[level].num_lattice_points - 3, *ROWS[level + 1 :]]
-    network = ph.models.LatticeUNet(2, 3, 2, channels=(2, 4)).double()
+    network = ph.nn.LatticeUNet(2, 3, 2, step=1.0, widths=(2, 4)).double()
     with use_backend("triton"):
         bounded, numbers = ph.levels.build_bounded_pyramid(features, rows)
         network(values, pyramid=bounded).sum().backward()
