@@ -7,7 +7,7 @@ product, and sums over points or children are bags of rows. Everything runs on a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from typing import Any, Literal
 
@@ -141,14 +141,22 @@ def unpack(keys: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
     return (keys[:, None] >> shifts) & ((1 << _BITS) - 1), keys >> (_BITS * dimension)
 
 
+@lru_cache
+def _offsets(dimension: int) -> list[int]:
+    """Return the keys of the 3^d neighbors in ascending order, so that the second half mirrors the first."""
+    return [
+        sum(step << _BITS * place for place, step in enumerate(reversed(steps)))
+        for steps in product((-1, 0, 1), repeat=dimension)
+    ]
+
+
 class GridLevel:
     """Sites of a level, in ascending order of their keys, with a table of neighbors and the item of each."""
 
     def __init__(self, keys: Tensor, dimension: int) -> None:
         number = len(keys)
         self.keys, self.item = keys, keys >> (_BITS * dimension)
-        # offsets in ascending order of their keys, so that the second half mirrors the first
-        offsets = [pack(torch.tensor(each), torch.tensor(0)).item() for each in product((-1, 0, 1), repeat=dimension)]
+        offsets = _offsets(dimension)
         places = torch.arange(number, device=keys.device)
         self.neighbors = torch.full((number, len(offsets)), number, device=keys.device)
         self.neighbors[:, len(offsets) // 2] = places

@@ -205,6 +205,8 @@ def test_rejects_wrong_usage(arguments: list[str]) -> None:
         ("mri", {"size": 30}, "size must be a multiple of 4"),
         ("upsampling", {"method": "magic"}, "method must be one of"),
         ("lidar", {"places": ["paris"]}, "places must be among"),
+        ("points", {"shares": [1.0, 0.5]}, "shares must be two numbers"),
+        ("points", {"points": [1000]}, "points must be given where training is null"),
         ("grabcut", {"grid": {"colors": [0.01]}}, "grid must be empty"),
         ("grabcut", {"settings": {"colour": 1.0}}, "settings"),
         ("fields", {"dimensions": [3]}, "dimensions must be in"),
