@@ -1,4 +1,4 @@
-"""Networks that lattice U-Nets are compared with on laser scans: on one lattice, and those of `experiments.points`."""
+"""Networks that lattice U-Nets are compared with on laser scans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import permutohedral as ph
-from experiments.points.networks import PointNetSegmenter, PointwiseSegmenter
+from experiments.pointnet import PointNetSegmenter, PointwiseSegmenter
 from permutohedral.errors import InputError
 from permutohedral.models.point_segmentation import PointSegmenter
 from permutohedral.nn.unet import ResidualBlocks, mean_and_density

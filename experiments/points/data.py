@@ -102,12 +102,12 @@ def collate(clouds: Sequence[Cloud], names: Sequence[str]) -> tuple[Tensor, Tens
 
 def thin_each(clouds: Sequence[Cloud], shares: tuple[float, float], seed: int, step: int) -> list[Cloud]:
     """Thin every cloud to a random share, log-uniform between two."""
-    found = []
-    for number, cloud in enumerate(clouds):
+    found: list[Cloud] = []
+    for number, cloud in enumerate(clouds if shares != (1.0, 1.0) else ()):
         generator = torch.Generator(cloud.positions.device).manual_seed(derive_seed(seed, f"thin {step} {number}"))
         chance = float(torch.rand((), generator=generator, device=cloud.positions.device))
         found.append(cloud.thin(shares[0] * (shares[1] / shares[0]) ** chance, generator))
-    return found
+    return found or list(clouds)
 
 
 def lidar_cloud(scene: Scene) -> Cloud:

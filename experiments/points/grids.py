@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.pointnet import mean_of_items
 from permutohedral.errors import InputError
 
 NormName = Literal["group", "batch"]
@@ -150,6 +151,13 @@ def _offsets(dimension: int) -> list[int]:
     ]
 
 
+def find_neighbors(keys: Tensor, offsets: Tensor) -> Tensor:
+    """Return the row of each neighbor or the number of rows, `[sites, offsets]`, without waiting for a GPU."""
+    wanted = keys[:, None] + offsets
+    found = torch.searchsorted(keys, wanted)
+    return torch.where(keys[found.clamp_max(len(keys) - 1)] == wanted, found, len(keys))
+
+
 class GridLevel:
     """Sites of a level, in ascending order of their keys, with a table of neighbors and the item of each."""
 
@@ -157,9 +165,11 @@ class GridLevel:
         number = len(keys)
         self.keys, self.item = keys, keys >> (_BITS * dimension)
         offsets = _offsets(dimension)
-        places = torch.arange(number, device=keys.device)
-        self.neighbors = torch.full((number, len(offsets)), number, device=keys.device)
-        self.neighbors[:, len(offsets) // 2] = places
+        if keys.is_cuda:
+            self.neighbors = find_neighbors(keys, torch.tensor(offsets, device=keys.device))
+            return
+        self.neighbors = torch.full((number, len(offsets)), number)
+        self.neighbors[:, len(offsets) // 2] = torch.arange(number)
         for tap, offset in enumerate(offsets[: len(offsets) // 2]):
             wanted = keys + offset
             found = torch.searchsorted(keys, wanted)
@@ -204,12 +214,6 @@ class Grid:
             # which of the 2^d children of its parent a site is
             self.slots.append(((places & 1) << torch.arange(dimension, device=places.device)).sum(dim=1))
             self.levels.append(GridLevel(self.links[-1].keys, dimension))
-
-
-def mean_of_items(rows: Tensor, item: Tensor) -> Tensor:
-    """Average the rows of each item, `[rows, channels]` to `[items, channels]`."""
-    counts = torch.bincount(item)
-    return rows.new_zeros(len(counts), rows.shape[1]).index_add(0, item.long(), rows) / counts[:, None].to(rows.dtype)
 
 
 class GridConv(nn.Module):

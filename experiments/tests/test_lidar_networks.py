@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from experiments.lidar.networks import SegmentationModel, build_network
-from experiments.points.networks import _Level, nearest
+from experiments.pointnet import _Level, nearest
 from permutohedral.errors import InputError
 
 SMALL: dict[SegmentationModel, dict[str, Any]] = {

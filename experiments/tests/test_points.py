@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +21,7 @@ from experiments.data import ldraw
 from experiments.experiment import run_row
 from experiments.points import run as points_run
 from experiments.points.data import Cloud, collate, load_folder, load_lidar, thin_each, turn
-from experiments.points.grids import Grid, GridConv, GridStride, convolve
+from experiments.points.grids import Grid, GridConv, GridStride, convolve, find_neighbors
 from experiments.points.networks import NetworkName, build_network
 from experiments.points.run import CELLS, LEARNING_RATES, count_sites, draw_hills, match_cell, measure, tune
 from experiments.registry import load_experiment
@@ -132,9 +133,16 @@ def test_gradients_of_grids() -> None:
     grid = Grid(positions, item, 2, linear=True)
     rows = torch.randn(len(grid.points.keys), 2, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(27, 2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *each: convolve(*each, grid.levels[0].neighbors), (rows, weight))
+    assert torch.autograd.gradcheck(convolve, (rows, weight, grid.levels[0].neighbors))
     assert torch.autograd.gradcheck(grid.points.up, (rows,))
     assert torch.autograd.gradcheck(grid.links[0].mean, (rows,))
+
+
+def test_neighbors_of_gpus_are_those_of_cpus() -> None:
+    """A GPU finds each pair twice, so as not to wait; this is its function on the CPU."""
+    level = Grid(torch.rand(300, 3) * 6, torch.arange(300) % 2, 1, linear=True).levels[0]
+    offsets = [(x << 32) + (y << 16) + z for x, y, z in product((-1, 0, 1), repeat=3)]
+    assert torch.equal(find_neighbors(level.keys, torch.tensor(offsets)), level.neighbors)
 
 
 def clouds(dimension: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -415,12 +423,12 @@ def test_cells_are_matched_and_cost_is_measured() -> None:
 
 def shapes_config(**changes: Any) -> Any:
     [config] = load_experiment("points").choose_rows(["parts_lattice"], smoke=True)
-    return points_run.replace(config, data="shapes", widths=(8,), cell=0.5, **changes)
+    return replace(config, data="shapes", widths=(8,), cell=0.5, **changes)
 
 
 def test_a_row_is_trained_and_evaluated_on_a_folder(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    training = points_run.replace(shapes_config().training, steps=30, batch_size=6, warmup=0, learning_rate=0.01)
+    training = replace(shapes_config().training, steps=30, batch_size=6, warmup=0, learning_rate=0.01)
     config = shapes_config(training=training, inputs=("ones", "height"))
     result = run_row(load_experiment("points"), config, RunOptions(tmp_path / "out", tmp_path, "cpu"))
     scores = result.metrics["scores"]["shapes"]
@@ -441,6 +449,7 @@ def test_tuning_chooses_the_best_of_each_list(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(points_run, "run", score)
     [best] = tune([shapes_config(split="test")], RunOptions(tmp_path, tmp_path, "cpu"), lambda line: None)
+    assert best.training is not None
     assert (best.training.learning_rate, best.cell, best.inputs) == (0.01, 0.14, ("height",))
     assert {config.split for config in tried} == {best.split} == {"validation"}
     # nothing is tried twice
