@@ -140,8 +140,9 @@ def test_network_of_positions_alone() -> None:
 def test_warns_once_where_the_step_does_not_fit(scale: float, items: int, remedy: str) -> None:
     positions, batch = scale * torch.rand(8000, 3), torch.arange(8000) % items
     network = LatticeUNet(0, 4, step=0.5, widths=(4,))
-    with pytest.warns(UserWarning, match=rf"step=0\.5 does not fit .* 8,000 points have [\d,]+ .*{remedy}"):
+    with pytest.warns(UserWarning, match=rf"step=0\.5 does not fit .* 8,000 points have [\d,]+ .*{remedy}") as found:
         network(None, positions, batch)
+    assert [each.filename for each in found] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         network(None, positions, batch)

@@ -296,7 +296,8 @@ class LatticeUNet(nn.Module):
         warnings.warn(
             f"step={self.step:g} does not fit the units of the positions: {points:,} points have {rows:,} lattice "
             f"points on the finest level, so {problem}; pass {remedy}",
-            stacklevel=2,
+            # the caller of the network
+            stacklevel=7,
         )
 
     def forward(
