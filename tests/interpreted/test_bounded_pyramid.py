@@ -145,6 +145,16 @@ def test_training_step_of_a_u_net(shape: tuple[int, ...], between: Any) -> None:
         assert_close(mine, theirs)
 
 
+def test_scores_of_clouds_leave_unused_rows_out() -> None:
+    features, values = features_of((2, 4, 2)), draw(2, 4, 2)
+    network = ph.nn.LatticeUNet(2, 3, 2, step=1.0, widths=(2, 4), head="clouds").double()
+    with use_backend("triton"):
+        expected = network(values, features)
+        bounded, _ = ph.levels.build_bounded_pyramid(features, ROWS)
+        assert_close(network(values, pyramid=bounded), expected)
+    assert expected.shape == (2, 3)
+
+
 def test_host_reads_are_noticed() -> None:
     """An ordinary pyramid waits for the number of lattice points, and the norms for the number of items."""
     lattice = ph.build_lattice(features_of((9, 2)))
