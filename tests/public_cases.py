@@ -511,8 +511,12 @@ LAYERS: dict[str, Case] = {
     "nn.LatticeLinearDown": on_level(lambda: ph.nn.LatticeLinearDown(4, 5, 2)),
     "nn.LatticeLinearUp": on_level(lambda: ph.nn.LatticeLinearUp(4, 5), level=1),
     "nn.LatticePool": replace(on_level(ph.nn.LatticePool), jumps=("facets", "zeros")),
-    "nn.LatticeUNet": layer(
-        lambda: ph.nn.LatticeUNet(3, 2, 2, step=1.0, widths=(4, 8)), on_points(), roundings=OF_NETWORKS, jumps=("facets",)
+    "nn.LatticeUNet": Case(
+        lambda layer, values, features: layer(values, features),
+        on_points(),
+        lambda: ph.nn.LatticeUNet(3, 2, 2, step=1.0, widths=(4, 8)),
+        roundings=OF_NETWORKS,
+        jumps=("facets",),
     ),
     "models.PointSegmenter": Case(
         lambda layer, values, positions: layer(

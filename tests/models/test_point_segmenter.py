@@ -73,7 +73,7 @@ def test_small_files_cannot_claim_large_networks(claim: dict[str, object], tmp_p
 
 def test_rejects_steps_that_are_no_lengths(tmp_path: Path) -> None:
     for step in (0, -0.5, float("nan")):
-        with pytest.raises(InputError, match="pass a positive number of meters"):
+        with pytest.raises(InputError, match="step must be a positive number"):
             PointSegmenter(0, 2, step=step)
     options = {"in_channels": 0, "classes": 2, "channels": [8], "step": "far"}
     network = PointSegmenter(0, 2, channels=(8,))

@@ -45,8 +45,6 @@ class PointSegmenter(nn.Module):
         super().__init__()
         if isinstance(classes, int) and classes > 256:
             raise InputError(f"classes is {classes}; pass at most 256, since files store a class in 8 bits")
-        if not step > 0:
-            raise InputError(f"step is {step}; pass a positive number of meters")
         self.classes = dict(classes) if isinstance(classes, Mapping) else {f"{n}": n for n in range(classes)}
         for name, number in self.classes.items():
             if type(number) is not int or not 0 <= number <= 255:
