@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "filter/blur_passes.hpp"
 #include "crf/label_lattices.hpp"
 #include "crf/label_rows.hpp"
+#include "filter/blur_passes.hpp"
 
 namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
