@@ -474,7 +474,8 @@ class Backend(ABC):
 
         Values are `[items, channels, height, width]`, not empty. The result has one more channel, the mass.
         """
-        raise BackendUnavailable(f"the color grid cannot be used, because {self.name or 'a traced call'} has none")
+        name = self.name or "a traced call"
+        raise BackendUnavailable(f"the color grid cannot be used: {name} has none, or gradients are wanted")
 
     def index_points_bounded(
         self, features: Tensor, batch: Tensor | None, rows: int
