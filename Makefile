@@ -124,8 +124,8 @@ bench: $(STAMP)  ## time every operator next to its peers, into results/; BENCH_
 	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json $(BENCH_OPTIONS)
 
 LIBRARY_TESTS := tests/ops tests/nn tests/crf tests/filters tests/guided \
-  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py sixteen_bits.py \
-    transforms.py)
+  $(addprefix tests/test_,compile.py filters.py float64.py functional.py gradients.py lattice.py laws.py layouts.py limits.py modes.py \
+    pyramid.py sixteen_bits.py transforms.py)
 # without those of the native core, which runs on the CPU
 GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu $(LIBRARY_TESTS)
 

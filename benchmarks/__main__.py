@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import compare, report, runner
+from benchmarks import bits, calls, compare, report, runner
 from permutohedral.errors import PermutohedralError
 
 
@@ -19,11 +19,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 def main(arguments: list[str] | None = None) -> int:
     """Run, print the table, write the file; the exit code is 1 if a workload failed."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["compare"]:
-        return compare.main(arguments[1:])
+    commands = {"bits": bits.main, "calls": calls.main, "compare": compare.main}
+    if arguments and arguments[0] in commands:
+        return commands[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Time every operator next to its peers; `compare BASE` compares with another version.",
+        description="Time every operator next to its peers. `compare BASE` compares times with another version, and "
+        "`bits BASE` results; `calls` counts Python calls.",
     )
     parser.add_argument("--list", action="store_true", help="print the workloads and stop")
     parser.add_argument("--only", action="append", help="workload, or all that start with it; may be repeated")

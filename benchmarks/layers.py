@@ -17,7 +17,6 @@ from benchmarks.filters import problems_of
 from benchmarks.inputs import FilterProblem, Inputs, color_photo, large_photo, sphere_points
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload
 from experiments.quality import relative_error
-from permutohedral.models.lattice_unet import LatticeUNet
 
 PLAIN_TORCH = "plain torch"
 CHANNELS, HEIGHT, WIDTH = 32, 321, 481
@@ -280,11 +279,16 @@ def _draw_hills(draw: torch.Generator, device: torch.device) -> tuple[Tensor, Te
     return values.to(device), torch.column_stack([ground, height + tree]).to(device), items.to(device)
 
 
+def make_unet(in_channels: int) -> nn.Module:
+    """Return the U-Net of the workloads for 3 classes, on features: four levels of 16 to 64 channels."""
+    return ph.nn.LatticeUNet(in_channels, 3, step=1.0, widths=(16, 32, 48, 64))
+
+
 def _prepare_unet(inputs: Inputs, pyramid_only: bool) -> Prepared:
     """Run a U-Net of four levels without gradients, or build the pyramid of its points."""
     draw = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    network = LatticeUNet(4, 3).to(inputs.device).eval()
+    network = make_unet(4).to(inputs.device).eval()
     clouds = [_draw_hills(draw, inputs.device) for _ in range(40 if inputs.device.type == "cuda" else 3)]
 
     def run(number: int) -> Any:
@@ -305,7 +309,9 @@ def _prepare_bilateral_conv(inputs: Inputs, guide_channels: int | None, training
     guides = [each.repeat(batch, 1, 1, 1).to(inputs.device) for each in (photo, photo.flip(1), photo.flip(2))]
     hidden = [torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(inputs.device) for _ in guides]
     images = guides if guide_channels is None else [each.requires_grad_(training) for each in hidden]
-    layer = ph.nn.BilateralConv2d(images[0].shape[1], CHANNELS, guide_channels, sigma_space=4.0, device=inputs.device)
+    layer = ph.nn.BilateralConv2d(
+        images[0].shape[1], CHANNELS, guide_channels=guide_channels, sigma_space=4.0, device=inputs.device
+    )
     gradient = torch.ones(batch, CHANNELS, HEIGHT, WIDTH, device=inputs.device)
 
     def run(number: int) -> Any:
@@ -337,7 +343,7 @@ def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepare
     elif kind == "three-layers":
         module = nn.ModuleList(ph.nn.PermutohedralConv(32, 32, 3, device=device) for _ in range(3))
     else:
-        module = LatticeUNet(4, 3).to(device)
+        module = make_unet(4).to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
 
     def cloud() -> Callable[[], Tensor]:
@@ -388,7 +394,7 @@ def prepare_captured(inputs: Inputs, kind: str, autocast: bool = False, points: 
         ph.nn.PermutohedralConv(channels, 32, 3, device=device) for _ in range(3 if kind == "three-layers" else 1)
     )
     if num_levels is not None:
-        module = LatticeUNet(channels, 3).to(device)
+        module = make_unet(channels).to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
 
     def forward(lattice: Any, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import arrays, crf, drop_ins, encoding, filters, layers, levels, peers, upsampling
+from benchmarks import arrays, crf, drop_ins, encoding, filters, layers, levels, peers, run_time, upsampling
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, select
 from benchmarks.timing import OtherLoad, Timing, kernel_seconds, time_in_turn
@@ -22,6 +22,7 @@ from permutohedral.errors import BackendUnavailable, InputError
 WORKLOADS: tuple[Workload, ...] = (
     *filters.WORKLOADS,
     *layers.WORKLOADS,
+    *run_time.WORKLOADS,
     *crf.WORKLOADS,
     *drop_ins.WORKLOADS,
     *upsampling.WORKLOADS,
@@ -156,12 +157,14 @@ def _measure(workload: Workload, options: Options, inputs: Inputs, threads: int)
     assert workload.measure is not None
     measured = workload.measure(inputs, threads, options.repeats, options.peers)
     rows = [_figures(Contender(name, float), Timing(samples), 1.0) for name, samples in measured.samples.items()]
+    rows.sort(key=lambda row: bool(row["name"] != OURS))
     return {**_compare(rows, measured.absent), "facts": measured.facts}
 
 
 def _compare(rows: list[dict[str, Any]], absent: Sequence[Absent]) -> dict[str, Any]:
-    ours = next(row for row in rows if row["name"] == OURS)
-    others = [{**row, "ratio": row["median"] / max(ours["median"], 1e-12)} for row in rows if row is not ours]
+    """Return the first row as ours and the others as its peers."""
+    ours, *others = rows
+    others = [{**row, "ratio": row["median"] / max(ours["median"], 1e-12)} for row in others]
     return {"ours": ours, "peers": others, "absent": [asdict(peer) for peer in absent]}
 
 

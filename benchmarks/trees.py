@@ -111,6 +111,25 @@ def build_core(folder: Path) -> Path:
     return next(kept.glob("_native*"))
 
 
+def environment_of(package: Path, core: Path | None, site: str, *paths: str) -> dict[str, str]:
+    """Return the environment of a process that imports the package of a tree; `site` is an empty folder for it."""
+    Path(site, "sitecustomize.py").write_text(_SITE.format(core=str(core) if core else None))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([site, *paths, str(package / "src")])}
+
+
+def run_script(tree: Tree, core: Path, script: Path, *arguments: str) -> None:
+    """Run a script with the package of a tree.
+
+    Raises:
+        PermutohedralError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as site:
+        command = [sys.executable, "-P", str(script), *arguments]
+        done = subprocess.run(command, env=environment_of(tree.folder, core, site), check=False)
+    if done.returncode:
+        raise PermutohedralError(f"{script.name} failed with {tree.name}")
+
+
 class Process:
     """A process that runs workloads on request; see `benchmarks.worker`.
 
@@ -127,9 +146,8 @@ class Process:
         self, package: Path, workloads: Path, core: Path | None, device: str, threads: int, data: Path | None
     ) -> None:
         self._site = tempfile.TemporaryDirectory()
-        Path(self._site.name, "sitecustomize.py").write_text(_SITE.format(core=str(core) if core else None))
-        paths = [self._site.name, str(workloads), str(package / "src")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}
+        environment = environment_of(package, core, self._site.name, str(workloads))
+        environment["OMP_NUM_THREADS"] = str(threads)
         if data is not None:
             environment["PERMUTOHEDRAL_DATA"] = str(data)
         worker = str(Path(__file__).with_name("worker.py"))

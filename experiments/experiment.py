@@ -134,8 +134,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def shorten(config: Config, limits: Mapping[str, Any]) -> Config:
     """Lower every number to the one of the same name in `limits`, and replace None and texts by it."""
     changes: dict[str, Any] = {}
-    for name, limit in limits.items():
-        own = getattr(config, name)
+    for name, given in limits.items():
+        # YAML has lists where configurations have tuples
+        own, limit = getattr(config, name), tuple(given) if isinstance(given, list) else given
         if isinstance(limit, Mapping):
             # a row that is not trained has no training to shorten
             changes[name] = None if own is None else shorten(own, limit)

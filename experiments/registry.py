@@ -21,6 +21,7 @@ REGISTRY = {
     "upsampling": ("experiments.upsampling.run", "Upsample depth and color along the edges of an image."),
     "features": ("experiments.upsampling.run", "Upsample the features of a network along the edges of an image."),
     "lidar": ("experiments.lidar.run", "Classify ground, vegetation and buildings in laser scans."),
+    "points": ("experiments.points.run", "Classify point clouds on the lattice, on voxels, and with PointNet++."),
     "grabcut": ("experiments.grabcut.run", "Cut objects out of photographs with dense CRFs."),
     "fields": ("experiments.fields.run", "Learn images, surfaces and light fields behind encodings of positions."),
 }

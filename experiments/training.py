@@ -9,6 +9,7 @@ import math
 import pickle
 import random
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -137,7 +138,7 @@ def fit(
     batch: Callable[[int], Batch] | None = None,
     groups: list[dict[str, Any]] | None = None,
     capture: bool = False,
-) -> int:
+) -> float:
     """Train `model` and leave its last state in `checkpoints / "last.ckpt"`.
 
     A resumed training takes the same steps as an uninterrupted one.
@@ -153,7 +154,7 @@ def fit(
         capture: replay the step as a CUDA graph; all batches must have one shape.
 
     Returns:
-        Number of steps that this call took.
+        Seconds of the training, with those before it was resumed.
 
     Raises:
         StorageError: a checkpoint cannot be written or read.
@@ -161,7 +162,7 @@ def fit(
     batch = (lambda step: (step,)) if batch is None else batch
     optimizer = _make_optimizer(model, settings, groups, options.device)
     generator = torch.cuda.default_generators[0] if options.device.type == "cuda" else torch.default_generator
-    path, first = checkpoints / "last.ckpt", 0
+    path, first, spent, started = checkpoints / "last.ckpt", 0, 0.0, time.perf_counter()
     # published figures were drawn after the one random number that a torch DataLoader draws
     torch.empty((), dtype=torch.int64).random_()
     if options.resume and path.is_file():
@@ -169,7 +170,8 @@ def fit(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         generator.set_state(state["random"])
-        first = state["step"]
+        # older checkpoints do not have the time
+        first, spent = state["step"], state.get("seconds", math.nan)
     else:
         path.unlink(missing_ok=True)
     model.train()
@@ -185,9 +187,10 @@ def fit(
                 nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip)
             optimizer.step()
             if (step + 1) % save_every == 0 or step + 1 == settings.steps:
+                seconds = spent + time.perf_counter() - started
                 content = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                _write_checkpoint(content | {"random": generator.get_state()}, path)
-    return max(0, settings.steps - first)
+                _write_checkpoint(content | {"random": generator.get_state(), "seconds": seconds}, path)
+    return spent + time.perf_counter() - started
 
 
 def _make_optimizer(

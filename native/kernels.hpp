@@ -134,8 +134,8 @@ struct FieldGradients {
        int threads))                                                                                                  \
     K(picture_features, void,                                                                                         \
       (View<const T, 1> images, bool channels_last, const std::vector<int64_t>& space,                                \
-       const std::vector<int64_t>& origin, const std::vector<T>& sigma_space, const std::vector<T>& sigma_range,      \
-       Matrix<T> features, int threads))                                                                              \
+       const std::vector<int64_t>& origin, const std::vector<T>& sigma_space, const std::vector<T>& sigma_color,      \
+       T shift, Matrix<T> features, int threads))                                                                     \
     K(interleave, void, (Matrix<const T> planes, Matrix<T> rows, int threads))                                        \
     K(divide_rows, void, (Matrix<T> values, View<const T, 1> divisors, int threads))                                  \
     K(add_to_rows, void, (Matrix<T> values, View<const T, 1> added, int threads))                                     \

@@ -1,11 +1,11 @@
 // The kernels that filter values, for one instruction set; see kernels.hpp. Compiled once per set, in a namespace named
 // after it.
-#include "filter/color_grid.hpp"
+#include "color_grid/color_grid.hpp"
+#include "crf/mean_field.hpp"
 #include "filter/convolve.hpp"
 #include "filter/encode.hpp"
 #include "filter/gaussian.hpp"
 #include "filter/largest.hpp"
-#include "filter/mean_field.hpp"
 #include "filter/neighbor_sums.hpp"
 #include "filter/pixels.hpp"
 #include "filter/slice.hpp"

@@ -51,3 +51,11 @@ def read_integers(path: Path) -> np.ndarray[Any, Any]:
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png_of_claimed_size(width: int, height: int) -> bytes:
+    """Return a small PNG file that claims any size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * 1000)
+    parts = (b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, content) for kind, content in parts)

@@ -70,7 +70,7 @@ FEATURES: dict[str, ErrorCase] = {
     "no_dimension": (lambda: lattice_of(5, 0), InputError, r"at least one dimension.*\(5, 0\)"),
     "integers": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.int64)), InputError, r"int64.*\.float\(\)"),
     "sixteen_bits": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.float16)), InputError, r"float16.*\.float\(\)"),
-    "complex": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.complex64)), InputError, "float32 or float64"),
+    "complex": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.complex64)), InputError, "real, of at least 16 bits"),
     "numpy": (lambda: ph.build_lattice(np.zeros((5, 2))), InputError, "ndarray.*torch.as_tensor"),  # type: ignore[arg-type]
     "sparse": (lambda: ph.build_lattice(zeros(5, 2).to_sparse()), InputError, r"dense.*sparse_coo.*to_dense\(\)"),
     "none": (lambda: ph.permutohedral_filter(zeros(5, 1), None, zeros(7, 1, 1)), InputError, "give features"),
@@ -155,7 +155,7 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
     "too_many_channels_in_an_image": (
         lambda: ph.nn.BilateralConv2d(16, 32),
         ph.errors.NeighborhoodError,
-        "^guide_channels.*got 16.*pass guide_channels=3",
+        "^guide_channels.*got 16.*pass guide_channels=3.* or guide_channels=0 for",
     ),
     "negative_halo": (lambda: lattice_of(5, 2, halo=-1), InputError, "halo.*-1"),
     "halo_of_a_fraction": (lambda: lattice_of(5, 2, halo=0.5), InputError, "halo.*0.5"),
@@ -335,6 +335,31 @@ FILTERS: dict[str, ErrorCase] = {
         lambda: ph.gaussian_filter(zeros(5, 1), None, halo=1, lattice=lattice_of(5, 2, separable=True)),
         InputError,
         "halo.*build_lattice",
+    ),
+    "fill_value_beyond_its_dtype": (
+        lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2), fill_value=1e300),
+        InputError,
+        "fill_value must be at most 3.4e.38 for torch.float32, got 1e.300",
+    ),
+    "fill_value_of_an_image": (
+        lambda: ph.bilateral_filter(zeros(1, 4, 4).half(), **SIGMAS, fill_value=-1e5),
+        InputError,
+        "fill_value must be at most 6.55e.04 for torch.float16, got -100000.0",
+    ),
+    "fill_value_as_text": (
+        lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2), fill_value="none"),  # type: ignore[call-overload]
+        InputError,
+        "fill_value must be a number, got 'none'",
+    ),
+    "guide_without_rows": (
+        lambda: ph.upsample(zeros(1, 4, 4), zeros(3, 0, 16)),
+        InputError,
+        r"cannot bring a grid of \(4, 4\) to one of \(0, 16\)",
+    ),
+    "image_without_pixels_after_scaling": (
+        lambda: ph.nn.DenseEnergyLoss(scale_factor=0.1)(zeros(1, 3, 9, 20), zeros(1, 2, 9, 20)),
+        InputError,
+        "images of 9 x 20 pixels have none left after scaling by scale_factor=0.1",
     ),
     "channels_last": (lambda: ph.bilateral_filter(zeros(40, 50, 3), **SIGMAS), InputError, r"movedim\(-1, -3\)"),
     "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), **SIGMAS), InputError, r"image\[None\]"),

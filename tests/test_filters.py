@@ -15,6 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS
+from permutohedral.lattice.features import FEATURE_SHIFT
 
 SIGMAS: dict[str, Any] = {"sigma_space": 1.7, "sigma_color": 0.3}
 
@@ -179,14 +180,14 @@ def test_lattice_instead_of_features(dtype: torch.dtype) -> None:
 
 
 def pixel_features(guide: np.ndarray, sigma_space: float, sigma_color: float) -> np.ndarray:
-    """(y / sigma_space, x / sigma_space, colors / sigma_color) of every pixel in scan order."""
+    """(y / sigma_space, x / sigma_space, colors / sigma_color) of every pixel in scan order, shifted."""
     channels, height, width = guide.shape
     rows = [
         [y / sigma_space, x / sigma_space, *(guide[c, y, x] / sigma_color for c in range(channels))]
         for y in range(height)
         for x in range(width)
     ]
-    return np.array(rows)
+    return np.array(rows) + FEATURE_SHIFT
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])

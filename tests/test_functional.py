@@ -165,14 +165,6 @@ def test_16_bit_values(half: torch.dtype) -> None:
     assert (sliced == actual).all()
 
 
-def test_noncontiguous_inputs(dtype: torch.dtype) -> None:
-    features, values = draw(dtype, 2, 16).T, draw(dtype, 4, 3, 16).transpose(1, 2)
-    weight = filter_of(dtype, 2, 1, 5, 3).transpose(1, 2)
-    actual = ph.permutohedral_filter(values, features, weight)
-    expected = ph.permutohedral_filter(values.contiguous(), features.contiguous(), weight.contiguous())
-    assert_close(actual, expected)
-
-
 def test_inputs_are_not_modified(dtype: torch.dtype) -> None:
     features, values, targets = draw(dtype, 16, 2), draw(dtype, 16, 3), draw(dtype, 5, 2, seed=1)
     weight = filter_of(dtype, 2, 1, 3, 3)

@@ -178,15 +178,6 @@ def test_no_gradient_for_frozen_inputs() -> None:
     assert (values.grad, features.grad) == (None, None)
 
 
-def test_empty_inputs_have_zero_gradients() -> None:
-    values, features, weight = leaf(0, 2), leaf(0, 3), leaf(15, 2, 2)
-    ph.permutohedral_filter(values, features, weight).sum().backward()
-    assert weight.grad is not None
-    assert (weight.grad == 0).all()
-    assert values.grad is not None
-    assert values.grad.shape == (0, 2)
-
-
 def test_points_on_faces_get_one_sided_gradient() -> None:
     """Finite, and equal to the slope on some side of the face: here the vertex at the origin, in one dimension."""
     features = to_tensor([[0.0]]).requires_grad_()

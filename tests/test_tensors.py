@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,9 +112,37 @@ FORECASTS: dict[str, ErrorCase] = {
     "dtype": (lambda: ph.lattice.forecast_memory(5, 3, dtype=torch.int32), InputError, "floating, got torch.int32"),
 }
 
+E8, C64 = torch.float8_e4m3fn, torch.complex64
+NOT_COMPUTED_WITH: dict[str, ErrorCase] = {
+    name: (function, InputError, f"{argument} must be real, of at least 16 bits, got torch.(float8_e4m3fn|complex64)")
+    for name, argument, function in (
+        ("weighted", "values", lambda: ph.gaussian_filter(zeros(5, 1, dtype=C64), zeros(5, 2), sample_weight=zeros(5))),
+        ("interpolated", "values", lambda: ph.interpolate(zeros(5, 1, dtype=C64), zeros(5, 2), zeros(5, 2))),
+        ("float8", "values", lambda: ph.gaussian_filter(zeros(5, 1, dtype=E8), zeros(5, 2))),
+        (
+            "weights",
+            "sample_weight",
+            lambda: ph.interpolate(zeros(5, 1), zeros(5, 2), sample_weight=zeros(5).to(E8)),
+        ),
+        ("image", "image", lambda: ph.bilateral_filter(zeros(3, 4, 4, dtype=E8), sigma_space=1.0, sigma_color=1.0)),
+        ("guide", "guide", lambda: ph.features.bilateral(zeros(3, 4, 4, dtype=E8), sigma_space=1.0, sigma_color=1.0)),
+        ("colors", "image", lambda: ph.features.colors(zeros(3, 4, 4, dtype=E8))),
+        ("maps", "coarse", lambda: ph.upsample(zeros(1, 2, 2, dtype=E8), zeros(3, 4, 4))),
+        ("guide_of_maps", "guide", lambda: ph.upsample(zeros(1, 2, 2), zeros(3, 4, 4, dtype=E8))),
+        ("target", "target", lambda: ph.bilateral_solver(zeros(1, 4, 4, dtype=E8), zeros(3, 4, 4))),
+        ("energies", "energies", lambda: ph.crf.mean_field(zeros(5, 2, dtype=E8), [ph.crf.Kernel(zeros(5, 2))])),
+    )
+}
+
 CASES = {
     f"{group}-{name}": case
-    for group, cases in (("no_tensor", NOT_TENSORS), ("sparse", SPARSE), ("sigma", SIGMAS), ("forecast", FORECASTS))
+    for group, cases in (
+        ("no_tensor", NOT_TENSORS),
+        ("sparse", SPARSE),
+        ("dtype", NOT_COMPUTED_WITH),
+        ("sigma", SIGMAS),
+        ("forecast", FORECASTS),
+    )
     for name, case in cases.items()
 }
 
@@ -134,41 +162,6 @@ def test_sigma_as_an_array() -> None:
             ph.bilateral_filter(image, sigma_space=two, sigma_color=1.0),
             ph.bilateral_filter(image, sigma_space=2.0, sigma_color=1.0),
         )
-
-
-@pytest.fixture
-def another_default() -> Iterator[None]:
-    """Set a default device that cannot compute."""
-    torch.set_default_device("meta")
-    yield
-    torch.set_default_device(None)
-
-
-@pytest.mark.usefixtures("another_default")
-@pytest.mark.parametrize("dimension", [2, 3, 5])
-def test_ignores_default_device(dimension: int) -> None:
-    """Sizes that no other test uses: what is cached is made here."""
-    random = torch.Generator(device="cpu").manual_seed(0)
-    values, features = (
-        torch.rand(414, columns, generator=random, device="cpu").to(DEVICE).requires_grad_()
-        for columns in (3, dimension)
-    )
-    weight = torch.ones(ph.lattice.Neighborhood(dimension, 2).filter_size, 3, 2, device=DEVICE, requires_grad=True)
-    results = [
-        ph.gaussian_filter(values.detach(), 20 * features.detach()),
-        ph.gaussian_filter(values, features, 2 * features, halo=1),
-        ph.gaussian_filter(values, features, method="dense"),
-        ph.permutohedral_filter(values, features, weight, 2 * features, neighborhood_size=2, normalization="symmetric"),
-    ]
-    for result in results:
-        assert result.device == DEVICE
-        if result.requires_grad:
-            result.sum().backward()
-    image = values.detach().T[:1].reshape(1, 18, 23)
-    assert ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.2).device == DEVICE
-    assert ph.build_lattice(zeros(0, dimension)).device == DEVICE
-    layer = ph.nn.PermutohedralConv(3, 3, dimension, init="gaussian", device=DEVICE)
-    assert layer(values, features).device == DEVICE
 
 
 @pytest.mark.parametrize("points", [0, 1, 50])

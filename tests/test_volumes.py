@@ -15,6 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.lattice.features import FEATURE_SHIFT
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -26,7 +27,7 @@ def rows_of(guide: np.ndarray, sigmas: Sequence[float], sigma_color: float, orig
     """Position and value of every sample of `guide [channels, *space]`, the last axis fastest."""
     values = guide.reshape(len(guide), -1).T / sigma_color
     places = (np.array([*np.ndindex(*guide.shape[1:])]) + origin) / sigmas
-    return np.concatenate([places, values], axis=1)
+    return np.concatenate([places, values], axis=1) + FEATURE_SHIFT
 
 
 def draw(*shape: int, seed: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -121,7 +122,7 @@ def test_layers() -> None:
     layer(volume).square().sum().backward()
     assert layer.log_sigma.grad is not None
     assert layer.log_sigma.grad.abs().min() > 0
-    learned = ph.nn.BilateralConv3d(2, 3, 1, sigma_space=sigmas).double().to(DEVICE)
+    learned = ph.nn.BilateralConv3d(2, 3, guide_channels=1, sigma_space=sigmas).double().to(DEVICE)
     features = ph.features.bilateral(guide, sigma_space=sigmas, sigma_color=0.2, spatial_dims=3)
     expected = learned.convolution(volume.flatten(2).mT, features).mT.reshape(2, 3, 3, 4, 5)
     assert_close(learned(volume, guide), expected)

@@ -22,7 +22,7 @@ from torch import Tensor
 import permutohedral as ph
 from experiments.markdown import markdown_table
 from experiments.quality import relative_error
-from permutohedral.ops import operators
+from permutohedral.ops.binding import bind
 
 ROOT = Path(__file__).resolve().parents[1]
 JSON_FILE = ROOT / "results" / "accuracy.json"
@@ -116,7 +116,7 @@ def measure_rounding(sigma_space: float, noise: float) -> dict[str, Any]:
     signal = (values + colors).float()
     keys = [ph.build_lattice(each, neighborhood_size=0).source.keys for each in (single, single.double())]
     # those of either less those of both
-    different = 2 * len(operators.index_keys(torch.cat(keys))[0]) - len(keys[0]) - len(keys[1])
+    different = 2 * len(bind(keys[0]).index_keys(torch.cat(keys))[0]) - len(keys[0]) - len(keys[1])
     row: dict[str, Any] = {"sigma_space": sigma_space, "noise": noise, "lattice_points": len(keys[1])}
     row["different_lattice_points"] = different
     moved = single + torch.rand(5, generator=torch.Generator().manual_seed(1))

@@ -1,8 +1,9 @@
 """Fill the tables of README.md and docs/ from results/: `make tables`.
 
 A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is an entry of `BENCHMARKS`, or
-`results/PATH.md#Heading`: the first table below that heading of a report. `#Heading: A; B` shows the rows A and B only.
-For `results/NAME.csv#Heading` the table is made from the results of an experiment; its rows A and B are names of rows.
+`run-time-DEVICE` for the table of `results/run-time-DEVICE.json`, or `results/PATH.md#Heading` for the first table
+below that heading of a report. `#Heading: A; B` shows the rows A and B only. For `results/NAME.csv#Heading` the table
+is made from the results of an experiment; its rows A and B are names of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import readme
 
+from benchmarks import run_time
 from experiments.markdown import markdown_table
 from experiments.registry import load_experiment
 from experiments.training import RunOptions
@@ -66,6 +68,8 @@ def render(name: str) -> str:
     try:
         if name in BENCHMARKS:
             return benchmark_table(*BENCHMARKS[name])
+        if name.startswith("run-time-"):
+            return run_time_table(json.loads((RESULTS / f"{name}.json").read_text()))
         path, _, rest = name.partition("#")
         heading, _, titles = rest.partition(": ")
         rows = titles.split("; ") if titles else None
@@ -120,6 +124,29 @@ def benchmark_table(file: str, names: tuple[str, ...]) -> str:
     headers = ["", *times, "error", "others in the same run", "fastest recorded elsewhere, scaled"]
     filled = [column for column in range(len(headers)) if any(row[column] for row in rows)]
     return markdown_table([headers[column] for column in filled], [[row[column] for column in filled] for row in rows])
+
+
+def run_time_table(report: dict[str, Any]) -> str:
+    """Return times of layers over that of the faster `Conv2d`: forward / forward and backward."""
+    titles, cells = [""], {"Conv2d 5 x 5, the faster layout": [""] * len(run_time.CHANNELS)}
+    for column, channels in enumerate(run_time.CHANNELS):
+        titles.append(f"{channels} channels" if channels > 1 else "1 channel")
+        pair = [_medians(report, f"run-time-{channels}-{passes}") for passes in ("forward", "training")]
+        fastest = [min(medians.pop(name) for name in run_time.CONVOLUTIONS) for medians in pair]
+        cells["Conv2d 5 x 5, the faster layout"][column] = " / ".join(f"{value:.3g}" for value in fastest) + " ms"
+        for name in pair[0]:
+            ratios = (_ratio(medians[name] / best) for medians, best in zip(pair, fastest, strict=True))
+            cells.setdefault(name, [""] * len(run_time.CHANNELS))[column] = " / ".join(ratios)
+    return markdown_table(titles, [[name, *line] for name, line in cells.items()])
+
+
+def _medians(report: dict[str, Any], workload: str) -> dict[str, float]:
+    result = next(each for each in report["results"] if each["workload"] == workload)
+    return {row["name"]: row["median"] for row in (result["ours"], *result["peers"])}
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _benchmark_row(runs: dict[int, Any], on_gpu: bool) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 
 import permutohedral as ph
 from benchmarks import __main__ as command
-from benchmarks import inputs, layers, peers, report, runner
+from benchmarks import inputs, layers, peers, report, run_time, runner
 from benchmarks.exact import ExactGaussian
 from benchmarks.filters import PROBLEMS, problems_of
 from benchmarks.inputs import FilterProblem, Inputs
@@ -45,6 +45,7 @@ def test_selects_by_name_or_prefix() -> None:
 
     assert names("W1") == ["W1"]
     assert names("w5", "W2") == ["W2", "W5-W1", "W5-W1b", "W5-W4"]
+    assert names("run-time-4") == ["run-time-4-forward", "run-time-4-training"]
     assert all(workload.device != "cpu" for workload in select(runner.WORKLOADS, None, "cuda"))
     with pytest.raises(ph.errors.InputError, match=r"no workload 'W9'.*W1, W1b"):
         select(runner.WORKLOADS, ["W9"], "cpu")
@@ -233,6 +234,31 @@ def test_command_lists_workloads_and_rejects_an_unknown_one(capsys: pytest.Captu
     assert "arrays-volume" in capsys.readouterr().out
     assert command.main(["--only", "W9"]) == 1
     assert "no workload 'W9'" in capsys.readouterr().err
+
+
+class SmallPhoto(Inputs):
+    """A photo of 20 x 30 pixels."""
+
+    photo = (255 * inputs.synthetic_image(20, 30)).byte().permute(1, 2, 0), "test image"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_of_the_run_times_compute_the_same(training: bool) -> None:
+    prepared = run_time.prepare(SmallPhoto(None, CPU), channels=4, training=training)
+    contenders = [prepared.ours, *map(require, prepared.peers)]
+    assert len({contender.name for contender in contenders}) == len(contenders) == 14
+    for number, (built, reused) in enumerate(zip(contenders[:12:2], contenders[1:12:2], strict=True)):
+        assert built.name.removesuffix("built") == reused.name.removesuffix("reused")
+        image, points = built.run(0), reused.run(0)
+        if training:
+            # of the values, the filter and the bias
+            assert [each.shape for each in image[1:]] == [each.shape for each in points[1:]]
+            assert points[1].shape[0] == (7, 19, 15, 65, 15, 65)[number]
+            image, points = image[0], points[0]
+        torch.testing.assert_close(image[0].flatten(1).mT, points, rtol=1e-4, atol=1e-5)
+    for convolution in contenders[12:]:
+        assert convolution.name in run_time.CONVOLUTIONS
+        assert (convolution.run(0)[0] if training else convolution.run(0)).shape == (1, 4, 20, 30)
 
 
 @pytest.mark.parametrize("kind", layers.CAPTURED)

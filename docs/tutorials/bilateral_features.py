@@ -29,13 +29,15 @@ print("known:", list(coarse.shape), "wanted:", list(depth.shape))
 # --------------------------
 #
 # A coarse pixel is at the center of its eight by eight pixels, and has their mean color. Positions and colors are
-# divided by their bandwidths.
+# divided by their bandwidths. ``ph.features.bilateral`` joins both for one image, and shifts them; two images that are
+# filtered together need the same features.
 
 sigma_space, sigma_color = 6.0, 0.08
 coarse_photo = interpolate(photo[None], scale_factor=1 / factor, mode="area")[0]
 middle = ph.features.positions((height // factor, width // factor)) * factor + (factor - 1) / 2
 source = ph.features.join(middle / sigma_space, ph.features.colors(coarse_photo, sigma_color))
-target = ph.features.bilateral(photo, sigma_space=sigma_space, sigma_color=sigma_color)
+places = ph.features.positions((height, width), sigma_space)
+target = ph.features.join(places, ph.features.colors(photo, sigma_color))
 print("source features", list(source.shape), "target features", list(target.shape))
 
 # %%

@@ -50,10 +50,7 @@ show(
 # ``bilateral_filter`` is three lines: features of the image, values of the image, and the Gaussian of one feature unit.
 # Dividing by a bandwidth makes it one unit.
 
-height, width = photo.shape[1:]
-features = ph.features.join(
-    ph.features.positions((height, width), sigma=16.0), ph.features.colors(photo, sigma=0.15)
-)
+features = ph.features.bilateral(photo, sigma_space=16.0, sigma_color=0.15)
 values = ph.features.colors(photo)
 by_hand = ph.gaussian_filter(values, features).T.reshape(photo.shape)
 print("features", list(features.shape), "values", list(values.shape))

@@ -2,12 +2,19 @@
 Train a PCNN
 ============
 
-Train a small network that recognizes shapes from samples at random positions. Its first layer is a permutohedral
-convolution from the samples to a coarse grid; the rest is a plain network.
+Train the network of the paper for digits at random positions: LeNet, whose first layer is a permutohedral convolution
+from the samples to a grid.
 """
 
+import gzip
+import os
+from pathlib import Path
+
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 import permutohedral as ph
@@ -18,107 +25,115 @@ torch.manual_seed(0)
 # Data
 # ----
 #
-# A ring, a cross or a square of random size and place, measured with noise at random positions.
+# MNIST, if the environment variable ``PERMUTOHEDRAL_DATA`` names a folder with its files in ``mnist``. Else digits of a
+# font, which take fewer steps.
 
 
-def draw(kind: Tensor, position: Tensor) -> Tensor:
-    """Values `[batch, points, 1]` of the shapes at positions `[batch, points, 2]` between 0 and 16."""
-    count = len(kind)
-    center, size = 6.5 + 3 * torch.rand(count, 1, 2), 3.5 + 2 * torch.rand(count, 1)
-    away = (position - center).abs()
-    round_, square = away.norm(dim=-1), away.amax(dim=-1)
-    ring = (round_ - size).abs() < 1
-    cross = (away.amin(dim=-1) < 1) & (square < size)
-    box = (square - size).abs() < 1
-    chosen = torch.stack([ring, cross, box])[kind, torch.arange(count)].float()
-    return (chosen + 0.2 * torch.randn(chosen.shape))[..., None]
+def read(name: str, header: int) -> Tensor:
+    content = gzip.decompress((folder / name).read_bytes())
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).copy())
 
 
-def batch(count: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
-    kind, position = torch.randint(3, (count,)), 16 * torch.rand(count, points, 2)
-    return draw(kind, position), position, kind
+def draw(label: int) -> Tensor:
+    image, font = Image.new("L", (28, 28)), ImageFont.truetype(findfont("DejaVu Sans"), 24)
+    ImageDraw.Draw(image).text((14, 14), str(label), fill=255, font=font, anchor="mm")
+    return torch.from_numpy(np.array(image))
+
+
+folder = Path(os.environ.get("PERMUTOHEDRAL_DATA", ".")) / "mnist"
+if folder.is_dir():
+    steps = 1500
+    images = read("train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
+    labels = read("train-labels-idx1-ubyte.gz", 8).long()
+    test_images = read("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)[:2000]
+    test_labels = read("t10k-labels-idx1-ubyte.gz", 8).long()[:2000]
+else:
+    steps = 60
+    images, labels = torch.stack([draw(label) for label in range(10)]), torch.arange(10)
+    test_images, test_labels = images.repeat(20, 1, 1), labels.repeat(20)
+
+
+def sample(images: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Values `[batch, points, 1]` at random positions `[batch, points, 2]`."""
+    positions = 27 * torch.rand(len(images), round(share * 28 * 28), 2)
+    xy = positions.flip(-1)[:, None] / 13.5 - 1
+    values = nn.functional.grid_sample(images[:, None] / 255, xy, align_corners=True)
+    return values[:, 0, 0, :, None], positions
 
 
 # %%
 # Network
 # -------
 #
-# ``PermutohedralConv`` takes values and features. The results are on an 8 by 8 grid. With normalization by
-# density (the default) a lattice point holds the mean of the samples around it, so their number may change. Positions
-# are divided by 1.5, so a lattice step is a pixel and a half.
+# The results of the first layer are on a 24 by 24 grid. A lattice step is a pixel.
 
 
 class PCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = ph.nn.PermutohedralConv(1, 8, dimension=2, neighborhood_size=2)
+        self.first = ph.nn.PermutohedralConv(1, 20, dimension=2, neighborhood_size=2)
         self.rest = nn.Sequential(
-            *(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 24, 3), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(24 * 9, 3)),
+            *(nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten()),
+            *(nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)),
         )
-        self.register_buffer("grid", ph.features.positions((8, 8)) * 2 + 1)
+        self.register_buffer("grid", ph.features.positions((24, 24)) + 2)
 
-    def forward(self, values: Tensor, position: Tensor) -> Tensor:
-        targets = self.grid.expand(len(values), -1, -1)
-        on_grid: Tensor = self.first(values, position / 1.5, targets / 1.5)
-        scores: Tensor = self.rest(on_grid.mT.reshape(len(values), 8, 8, 8))
+    def forward(self, values: Tensor, positions: Tensor) -> Tensor:
+        on_grid = self.first(values, positions, self.grid.expand(len(values), -1, -1))
+        scores: Tensor = self.rest(on_grid.mT.reshape(-1, 20, 24, 24))
         return scores
 
 
 network = PCNN()
 print(network.first)
-print(sum(parameter.numel() for parameter in network.parameters()), "weights")
 
 # %%
 # Training
 # --------
 #
-# The lattice is built for every batch, since the positions are new. All examples of a batch are one call.
+# The lattice is built for every batch, since the positions are new.
 
-optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
-losses = []
-for _ in range(180):
-    values, position, kind = batch(32, points=200)
-    loss = nn.functional.cross_entropy(network(values, position), kind)
+optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+for _ in range(steps):
+    chosen = torch.randint(len(images), (64,))
+    loss = nn.functional.cross_entropy(network(*sample(images[chosen], 0.6)), labels[chosen])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    losses.append(loss.item())
-print(
-    f"mean loss of 20 steps: first {sum(losses[:20]) / 20:.2f}, last {sum(losses[-20:]) / 20:.2f}"
-)
+    schedule.step()
 
 # %%
-# Fewer samples than in training
-# ------------------------------
-#
-# The network takes any number of samples. It was trained with 200:
+# Other numbers of samples than in training
+# -----------------------------------------
 
 network.eval()
-with torch.no_grad():
-    for points in (400, 200, 100, 50):
-        values, position, kind = batch(300, points)
-        accuracy = float((network(values, position).argmax(dim=1) == kind).float().mean())
-        print(f"{points} samples: {accuracy:.1%} recognized")
-        if points == 200:
-            assert accuracy > 0.8
+for share in (1.0, 0.6, 0.2):
+    batches = zip(test_images.split(100), test_labels.split(100), strict=True)
+    with torch.no_grad():
+        right = sum((network(*sample(x, share)).argmax(1) == y).sum().item() for x, y in batches)
+    print(f"{share:.0%} of the samples: {right / len(test_images):.1%} recognized")
+    assert share < 0.6 or right / len(test_images) > 0.8
 
 # %%
+# With MNIST these were 98.2, 97.2 and 84.3 % of 2,000 test digits, after half a minute on one core of an AMD EPYC.
+#
 # Learned filters
 # ---------------
 #
-# The eight filters of the first layer, 19 taps each, at their places on the lattice:
+# Ten filters of the first layer, at their places on the lattice:
 
 weight = network.first.weight.detach()
 # the third coordinate follows: all three sum to zero
 first, second = ph.lattice.Neighborhood(2, 2).offsets().float().T
 x, y = (first - second) / 2**0.5, (first + second) * 1.5**0.5
-_, axes = plt.subplots(2, 4, figsize=(10, 5.4))
-for axis, filter_ in zip(axes.flat, weight[:, 0].T, strict=True):
+_, axes = plt.subplots(2, 5, figsize=(10, 4.4))
+for axis, filter_ in zip(axes.flat, weight[:, 0, :10].T, strict=True):
     limit = float(filter_.abs().max())
-    axis.scatter(x, y, c=filter_, s=300, marker="h", cmap="RdBu", vmin=-limit, vmax=limit)
+    axis.scatter(x, y, c=filter_, s=180, marker="h", cmap="RdBu", vmin=-limit, vmax=limit)
     axis.set(aspect="equal", xticks=[], yticks=[])
     axis.margins(0.2)
 
 # %%
-# The paper's network for digits is trained in the same way: :doc:`digits </research/mnist>`.
+# :doc:`Digits </research/mnist>` compares this network with LeNet, with the paper's training. For images whose pixels are
+# all known, ``nn.BilateralConv2d(1, 20, guide_channels=0)`` stands in the place of a ``Conv2d``.

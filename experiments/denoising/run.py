@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
@@ -178,14 +179,28 @@ def fit_model(config: DenoisingConfig, options: RunOptions) -> nn.Module:
     model = build_model(config).to(options.device)
     if isinstance(model, nn.Identity) or (config.training is None and config.weights == "initial"):
         return model
-    images = read_images("train", options.data, config.train_images, config.center)
-    tracked = options.track(images, "measuring")
-    errors = measure_quadratic_errors(model, tracked, config.noise / 255, config.seed, options.device)
+    errors = measure_training_errors(config, options)
     if config.weights == "least_squares":
         set_weights(model, errors.least_squares().float())
     if config.training is not None:
         train(model, errors, config, config.training, options)
     return model
+
+
+def measure_training_errors(config: DenoisingConfig, options: RunOptions) -> QuadraticErrors:
+    """Return the errors of the training images; rows that differ in their weights only share them."""
+    same: dict[str, Any] = {"name": "", "title": "", "paper": None, "table": "paper", "base": None, "around": None}
+    same |= {"weights": "initial", "training": None, "loss": "euclidean", "candidates": None}
+    return _measure_errors(replace(config, split="train", test_images=None, **same), options)
+
+
+# the rows of one seed have nine kinds of features
+@lru_cache(maxsize=32)
+def _measure_errors(config: DenoisingConfig, options: RunOptions) -> QuadraticErrors:
+    model = build_model(config).to(options.device)
+    assert not isinstance(model, nn.Identity)
+    images = options.track(read_images("train", options.data, config.train_images, config.center), "measuring")
+    return measure_quadratic_errors(model, images, config.noise / 255, config.seed, options.device)
 
 
 def train(

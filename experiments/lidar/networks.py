@@ -1,64 +1,20 @@
-"""Networks that lattice U-Nets are compared with: on one lattice, and in the manner of PointNet++.
-
-C. R. Qi, L. Yi, H. Su, L. J. Guibas: PointNet++: deep hierarchical feature learning on point sets in a metric space.
-NIPS 2017.
-Here the centers are one point of each cell of a grid instead of farthest points, which is faster.
-"""
+"""Networks that lattice U-Nets are compared with on laser scans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import permutohedral as ph
+from experiments.pointnet import PointNetSegmenter, PointwiseSegmenter
 from permutohedral.errors import InputError
-from permutohedral.models.lattice_unet import ResidualBlock, mean_and_density
 from permutohedral.models.point_segmentation import PointSegmenter
-
-# distances that are sorted together
-_CHUNK = 1 << 26
-
+from permutohedral.nn.unet import ResidualBlocks, mean_and_density
 
 SegmentationModel = Literal["unet", "flat", "pointwise", "pointnet"]
-
-
-class _Level(NamedTuple):
-    """Points of a level, and the cloud of each."""
-
-    positions: Tensor
-    item: Tensor
-
-
-class PointwiseSegmenter(nn.Module):
-    """Apply the same network to the values of every point.
-
-    Args:
-        in_channels: of the values.
-        classes: number of classes.
-        channels: of the hidden layers.
-
-    >>> network = PointwiseSegmenter(2, 3, channels=(8, 8))
-    >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
-    torch.Size([50, 3])
-    """
-
-    def __init__(self, in_channels: int, classes: int, channels: Sequence[int] = (360, 360, 360, 360)) -> None:
-        super().__init__()
-        self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise([in_channels, *channels]))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in channels)
-        self.head = nn.Linear(channels[-1], classes)
-
-    def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
-        """Return scores `[points, classes]`."""
-        for linear, norm in zip(self.linears, self.norms, strict=True):
-            values = F.relu(norm(linear(values)))
-        scores: Tensor = self.head(values)
-        return scores
 
 
 class FlatSegmenter(nn.Module):
@@ -80,7 +36,7 @@ class FlatSegmenter(nn.Module):
         super().__init__()
         self.step = step
         self.enter = ph.nn.LatticeConv(in_channels + 1, channels, 3)
-        self.blocks = nn.ModuleList(ResidualBlock(channels, 3) for _ in range(blocks))
+        self.blocks = nn.ModuleList(ResidualBlocks(channels, 3) for _ in range(blocks))
         self.head = nn.Sequential(nn.Linear(channels + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
 
     def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
@@ -92,108 +48,6 @@ class FlatSegmenter(nn.Module):
             lattice_values = block(lattice_values, lattice, items)
         scores: Tensor = self.head(torch.cat([ph.slice(lattice_values, lattice), values], dim=1))
         return scores
-
-
-class PointNetSegmenter(nn.Module):
-    """Classify points by sets of nearest points on several levels.
-
-    Args:
-        in_channels: of the values.
-        classes: number of classes.
-        channels: of the points, then of the centers of each level.
-        cells: width in meters of the cells, one center each, for each level.
-        neighbors: number of nearest points that a center sums up.
-
-    >>> network = PointNetSegmenter(2, 3, channels=(8, 8, 8), cells=(1.0, 2.0))
-    >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
-    torch.Size([50, 3])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        classes: int,
-        channels: Sequence[int] = (32, 64, 128, 192),
-        cells: Sequence[float] = (1.4, 2.8, 5.6),
-        neighbors: int = 16,
-    ) -> None:
-        super().__init__()
-        self.cells, self.neighbors = tuple(cells), neighbors
-        self.enter = _Layers(in_channels, channels[0], channels[0])
-        self.down = nn.ModuleList(_Layers(fine + 3, coarse, coarse) for fine, coarse in pairwise(channels))
-        self.up = nn.ModuleList(_Layers(coarse + fine, fine, fine) for fine, coarse in pairwise(channels))
-        self.head = nn.Sequential(nn.Linear(channels[0] + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
-
-    def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
-        """Return scores `[points, classes]`."""
-        levels, found = [_Level(positions, item.long())], [self.enter(values)]
-        for cell, layers in zip(self.cells, self.down, strict=True):
-            fine = levels[-1]
-            coarse = _centers(fine, cell)
-            near = nearest(coarse, fine, self.neighbors)
-            relative = (fine.positions[near] - coarse.positions[:, None]) / cell
-            found.append(layers(torch.cat([found[-1][near], relative], dim=2)).amax(dim=1))
-            levels.append(coarse)
-        result = found.pop()
-        for level in reversed(range(len(self.up))):
-            fine, coarse = levels[level], levels[level + 1]
-            near = nearest(fine, coarse, 3)
-            distance = (coarse.positions[near] - fine.positions[:, None]).square().sum(dim=2)
-            share = 1 / distance.clamp_min(1e-6)
-            share = share / share.sum(dim=1, keepdim=True)
-            joined = torch.cat([(result[near] * share[:, :, None]).sum(dim=1), found.pop()], dim=1)
-            result = self.up[level](joined)
-        scores: Tensor = self.head(torch.cat([result, values], dim=1))
-        return scores
-
-
-class _Layers(nn.Module):
-    """Two linear layers on the last axis, normalized."""
-
-    def __init__(self, in_channels: int, hidden: int, out_channels: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)
-        self.norms = nn.ModuleList([nn.LayerNorm(hidden), nn.LayerNorm(out_channels)])
-
-    def forward(self, values: Tensor) -> Tensor:
-        hidden = F.relu(self.norms[0](self.first(values)))
-        result: Tensor = F.relu(self.norms[1](self.second(hidden)))
-        return result
-
-
-def _centers(level: _Level, cell: float) -> _Level:
-    """Return the first point in each cell of a grid, of each item."""
-    places = (level.positions / cell).floor().long()
-    places = torch.cat([level.item[:, None], places - places.amin(dim=0)], dim=1)
-    sizes = places.amax(dim=0) + 1
-    number = places[:, 0]
-    for axis in (1, 2, 3):
-        number = number * sizes[axis] + places[:, axis]
-    order = number.argsort(stable=True)
-    starts = torch.ones_like(order, dtype=torch.bool)
-    starts[1:] = number[order[1:]] != number[order[:-1]]
-    chosen = order[starts].sort().values
-    return _Level(level.positions[chosen], level.item[chosen])
-
-
-def nearest(queries: _Level, points: _Level, number: int) -> Tensor:
-    """Return the `number` points of the same item nearest to each query, int64 `[queries, number]`.
-
-    Points repeat where an item has fewer. Items are in ascending order.
-    """
-    items = torch.arange(int(queries.item[-1]) + 2, device=queries.item.device) if len(queries.item) else queries.item
-    ends = [torch.searchsorted(level.item.contiguous(), items).tolist() for level in (queries, points)]
-    found = [queries.item.new_zeros(0, number)]
-    places = torch.arange(number, device=queries.item.device)
-    with torch.no_grad():
-        for (low, high), (first, last) in zip(pairwise(ends[0]), pairwise(ends[1]), strict=True):
-            candidates = points.positions[first:last]
-            chunk = max(_CHUNK // max(last - first, 1), 1)
-            for start in range(low, high, chunk):
-                distances = torch.cdist(queries.positions[start : min(start + chunk, high)], candidates)
-                near = distances.topk(min(number, last - first), dim=1, largest=False).indices + first
-                found.append(near[:, places.clamp_max(near.shape[1] - 1)])
-    return torch.cat(found)
 
 
 def build_network(model: SegmentationModel, in_channels: int, classes: int, options: Mapping[str, Any]) -> nn.Module:

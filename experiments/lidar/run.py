@@ -139,17 +139,20 @@ def make_batches(config: LidarConfig, options: RunOptions) -> Callable[[int], tu
 
 def run(config: LidarConfig, options: RunOptions) -> tuple[dict[str, Any], dict[str, float]]:
     """Train and evaluate one row."""
-    started = time.perf_counter()
     network = build_model(config).to(options.device)
     batches, checkpoints = make_batches(config, options), checkpoint_folder(config, options)
-    fit(network, lambda *batch: crop_loss(network, *batch), config.training, options, checkpoints, batch=batches)
+
+    def loss(*batch: Any) -> Tensor:
+        return crop_loss(network, *batch)
+
+    seconds = {"training": fit(network, loss, config.training, options, checkpoints, batch=batches)}
     trained = time.perf_counter()
     write_weights(weights_path(config, options.output), network)
     network.eval()
     scenes = test_scenes(options.data, config)
     metrics = merge({name: evaluate(network, scene, options.device) for name, scene in scenes.items()})
     metrics["weights"] = count_weights(network)
-    return metrics, {"training": trained - started, "evaluation": time.perf_counter() - trained}
+    return metrics, seconds | {"evaluation": time.perf_counter() - trained}
 
 
 def merge(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -107,7 +107,6 @@ class Networks:
 
 def run_group(configs: list[MnistConfig], options: RunOptions) -> list[Outcome]:
     """Train and evaluate rows that differ in the first layer and in the seed."""
-    started = time.perf_counter()
     first = configs[0]
     networks = Networks(configs, options.device)
     batches = Batches(*choose_digits(first, "train", options), networks.seeds, first.training.batch_size, first.samples)
@@ -127,16 +126,13 @@ def run_group(configs: list[MnistConfig], options: RunOptions) -> list[Outcome]:
     members = hash_settings({"networks": [[config.name, config.seed] for config in configs]})
     folder = checkpoint_folder(first, options, f"-{members}")
     capture = options.device.type == "cuda"
-    fit(networks.model, loss, first.training, options, folder, batch=batch, groups=groups, capture=capture)
+    training = fit(networks.model, loss, first.training, options, folder, batch=batch, groups=groups, capture=capture)
     trained = time.perf_counter()
     write_weights(weights_path(first, options.output), networks.model)
     accuracies = evaluate(networks, *choose_digits(first, "test", options), first.tests)
-    evaluated = time.perf_counter()
+    evaluation = time.perf_counter() - trained
     # the time of a group is shared by its networks
-    seconds = {
-        "training": (trained - started) / len(configs),
-        "evaluation": (evaluated - trained) / len(configs),
-    }
+    seconds = {"training": training / len(configs), "evaluation": evaluation / len(configs)}
     return [({"accuracy": accuracy}, seconds) for accuracy in accuracies]
 
 

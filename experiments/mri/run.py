@@ -214,7 +214,6 @@ def run(config: MriConfig, options: RunOptions) -> tuple[dict[str, Any], dict[st
     """Train and evaluate one row."""
     model = build_model(config).to(options.device)
     seconds = {}
-    started = time.perf_counter()
     if config.training is not None:
         batches = Batches(photographs("train", config.train_images, options.data), config)
 
@@ -226,8 +225,7 @@ def run(config: MriConfig, options: RunOptions) -> tuple[dict[str, Any], dict[st
             loss: Tensor = ((images - clean).square().mean(dim=(1, 2)) + 1e-6).log().mean()
             return loss
 
-        fit(model, loss_of, config.training, options, checkpoint_folder(config, options))
-        seconds["training"] = time.perf_counter() - started
+        seconds["training"] = fit(model, loss_of, config.training, options, checkpoint_folder(config, options))
         write_weights(weights_path(config, options.output), model)
     started = time.perf_counter()
     metrics = evaluate(model.eval(), config, options) | {"weights": count_weights(model)}

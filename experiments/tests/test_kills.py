@@ -38,7 +38,7 @@ def finish(name: str, output: Path) -> None:
 
 def finished_files(output: Path) -> list[Path]:
     """Return all files but those that a process was writing when it was killed."""
-    return sorted(path for path in output.rglob("*") if path.is_file() and ".partial-" not in path.as_posix())
+    return sorted(path for path in output.rglob("*") if path.is_file() and ".permutohedral-" not in path.as_posix())
 
 
 def left_behind(output: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.lidar.networks import SegmentationModel, _Level, build_network, nearest
+from experiments.lidar.networks import SegmentationModel, build_network
+from experiments.pointnet import _Level, nearest
 from permutohedral.errors import InputError
 
 SMALL: dict[SegmentationModel, dict[str, Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -19,19 +20,27 @@ def options(folder: Path, resume: bool = False) -> RunOptions:
     return RunOptions(folder, device_name="cuda" if DEVICE.type == "cuda" else "cpu", resume=resume)
 
 
-def train(folder: Path, settings: TrainingSettings, resume: bool = False) -> nn.Linear:
-    """Fit a line with dropout, which draws random numbers."""
+def train(
+    folder: Path, settings: TrainingSettings, resume: bool = False, wait: float = 0.0, last: int = 10**9
+) -> tuple[nn.Linear, float]:
+    """Fit a line with dropout, which draws random numbers; return it and the seconds.
+
+    The first step takes `wait` seconds more, and the training is killed after the step `last`.
+    """
     torch.manual_seed(0)
     model = nn.Linear(3, 1).to(DEVICE)
 
     def loss(step: int) -> Tensor:
+        time.sleep(wait * (step == 0))
+        if step > last:
+            raise KeyboardInterrupt
         inputs = torch.rand(8, 3, generator=torch.Generator().manual_seed(step)).to(DEVICE)
         seen = nn.functional.dropout(inputs, 0.2)
         error: Tensor = (model(seen) - inputs.sum(dim=1, keepdim=True)).square().mean()
         return error
 
-    fit(model, loss, settings, options(folder, resume), folder / "checkpoints")
-    return model
+    seconds = fit(model, loss, settings, options(folder, resume), folder / "checkpoints")
+    return model, seconds
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -39,12 +48,22 @@ def test_training_learns_and_extends(optimizer: str, tmp_path: Path) -> None:
     """A longer training continues from the checkpoint of a shorter one with a constant schedule."""
     short = TrainingSettings(200, 8, optimizer, 0.05, weight_decay=0.0, gradient_clip=1.0)  # type: ignore[arg-type]
     longer = TrainingSettings(300, 8, optimizer, 0.05, weight_decay=0.0, gradient_clip=1.0)  # type: ignore[arg-type]
-    model = train(tmp_path / "one", longer)
+    model, _ = train(tmp_path / "one", longer)
     # dropout pulls the weights below 1
     assert 0.3 < float(model.weight.min()) <= float(model.weight.max()) < 1.2
     train(tmp_path / "two", short)
-    resumed = train(tmp_path / "two", longer, resume=True)
+    resumed, _ = train(tmp_path / "two", longer, resume=True)
     assert torch.equal(resumed.weight, model.weight)
+
+
+def test_seconds_of_a_resumed_training_include_those_before(tmp_path: Path) -> None:
+    settings = TrainingSettings(20, 8)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, settings, wait=0.2, last=10)
+    # the second one has no step left
+    for _ in range(2):
+        _, seconds = train(tmp_path, settings, resume=True)
+        assert seconds > 0.2
 
 
 def test_the_learning_rate_follows_the_schedule() -> None:

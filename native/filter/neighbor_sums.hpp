@@ -97,7 +97,7 @@ struct CellOrder {
 template <class T>
 struct Columns {
     Memory memory;
-    // not asked of the memory again: that is a call, and registers are lost in it
+    // cached: a call to Memory::data would spill registers
     T* data;
     int64_t stride;
 

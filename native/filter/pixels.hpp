@@ -15,14 +15,15 @@ namespace {
 // points of one task: their rows stay in the nearest cache while the planes are read one after another
 constexpr int64_t pixels_per_task = 2048, values_per_task = 1 << 16;
 
-// Writes position / sigma_space [axes] and color / sigma_range [channels] of each sample: [count * samples, axes + channels].
+// Writes position / sigma_space + shift [axes] and color / sigma_color + shift [channels] of each sample:
+// [count * samples, axes + channels].
 // The images are [count, channels, *space], or with `channels_last` [count, *space, channels]; the first sample is at
 // `origin`.
 template <class T>
 void picture_features(View<const T, 1> images, bool channels_last, const std::vector<int64_t>& space,
                       const std::vector<int64_t>& origin, const std::vector<T>& sigma_space,
-                      const std::vector<T>& sigma_range, Matrix<T> features, int threads) {
-    const int64_t axes = int64_t(space.size()), channels = int64_t(sigma_range.size()), row = axes + channels;
+                      const std::vector<T>& sigma_color, T shift, Matrix<T> features, int threads) {
+    const int64_t axes = int64_t(space.size()), channels = int64_t(sigma_color.size()), row = axes + channels;
     const int64_t last = axes - 1, width = space[last];
     int64_t lines = 1;
     for (int64_t axis = 0; axis < last; ++axis) lines *= space[axis];
@@ -32,15 +33,16 @@ void picture_features(View<const T, 1> images, bool channels_last, const std::ve
         T* out = features.data + task * width * row;
         int64_t line = task % lines;
         for (int64_t axis = last - 1; axis >= 0; --axis) {
-            const T place = T(origin[axis] + line % space[axis]) / sigma_space[axis];
+            const T place = T(origin[axis] + line % space[axis]) / sigma_space[axis] + shift;
             line /= space[axis];
             for (int64_t x = 0; x < width; ++x) out[x * row + axis] = place;
         }
-        for (int64_t x = 0; x < width; ++x) out[x * row + last] = T(origin[last] + x) / sigma_space[last];
+        for (int64_t x = 0; x < width; ++x) out[x * row + last] = T(origin[last] + x) / sigma_space[last] + shift;
         const T* colors = images.data + task / lines * lines * width * channels + task % lines * width * sample_step;
         for (int64_t channel = 0; channel < channels; ++channel) {
             for (int64_t x = 0; x < width; ++x) {
-                out[x * row + axes + channel] = colors[channel * channel_step + x * sample_step] / sigma_range[channel];
+                const T color = colors[channel * channel_step + x * sample_step] / sigma_color[channel];
+                out[x * row + axes + channel] = color + shift;
             }
         }
     });

@@ -155,7 +155,7 @@ constexpr double exact_slack = 0.25;
 // for packed keys only, whose margins are wider (key_packing.cpp), not for a grid of cells.
 constexpr double steps_off = 5;
 
-// How many digits that are not reduced a reduced one is made of, by rank, with those that make its parts.
+// By rank: the sum of absolute factors of unreduced digits in a reduced one, which scales the rounding error.
 static void weigh_digits(int64_t d, const DigitReduction& reduction, double* weight) {
     for (int64_t rank = 0; rank < d; ++rank) {
         weight[rank] = 1;

@@ -5,6 +5,10 @@
 // the features are oblique to the digits, and features such as colors are correlated. Adding integer multiples of more
 // significant digits to a digit is invertible, so the keys stay distinct, and can shrink the box a lot. It is the size
 // reduction step of lattice basis reduction.
+//
+// The kernels of GPUs have other digits (ops/triton/build/hash_table.py): the corner j and the quotients q_i of the
+// coordinates (d+1) q_i + j. Both are one to one with keys; here differences make small ranges, there quotients are
+// found without a second pass over the points.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ constexpr size_t scratch_arguments = 2;
 constexpr uint64_t misaligned = 15;
 
 // The arguments of a launch.
-struct Start {
+struct KernelLaunch {
     Launch launch;
     void* function;
     unsigned programs[3], threads, shared_bytes;
@@ -50,23 +50,23 @@ struct Start {
     }
 };
 
-// A start to be repeated; it keeps its tensors.
-class PreparedStart {
+// A launch to be repeated; it keeps its tensors.
+class PreparedLaunch {
 public:
-    PreparedStart(const Start& start, nb::tuple tensors) : start_(start), tensors_(std::move(tensors)) {}
+    PreparedLaunch(const KernelLaunch& start, nb::tuple tensors) : launch_(start), tensors_(std::move(tensors)) {}
 
     void run() {
-        const int error = start_.run();
+        const int error = launch_.run();
         if (error != 0)
             throw std::runtime_error("the driver could not launch a kernel: error " + std::to_string(error));
     }
 
 private:
-    Start start_;
+    KernelLaunch launch_;
     nb::tuple tensors_;
 };
 
-// What a kernel was compiled to, for tensors of some dtypes on one device.
+// A compiled kernel for one device and tuple of dtypes.
 struct Binary {
     int device;
     std::vector<PyObject*> dtypes;
@@ -92,15 +92,15 @@ public:
     // Starts the binary for these tensors and sizes: false if none was kept or they are out of the ordinary, or if the
     // driver reports an error.
     bool start(Tuple grid, Tuple tensors, Tuple sizes, int device, uint64_t stream) const {
-        Start start;
+        KernelLaunch start;
         return read(start, grid, tensors, sizes, device, stream) && start.run() == 0;
     }
 
     // The same for later, None instead of false.
-    std::optional<PreparedStart> prepare(Tuple grid, Tuple tensors, Tuple sizes, int device, uint64_t stream) const {
-        Start start;
+    std::optional<PreparedLaunch> prepare(Tuple grid, Tuple tensors, Tuple sizes, int device, uint64_t stream) const {
+        KernelLaunch start;
         if (!read(start, grid, tensors, sizes, device, stream)) return std::nullopt;
-        return PreparedStart(start, tensors);
+        return PreparedLaunch(start, tensors);
     }
 
     // Keeps what the kernel was compiled to for such tensors and sizes.
@@ -117,7 +117,7 @@ public:
     }
 
 private:
-    bool read(Start& start, const nb::tuple& grid, const nb::tuple& tensors, const nb::tuple& sizes, int device,
+    bool read(KernelLaunch& start, const nb::tuple& grid, const nb::tuple& tensors, const nb::tuple& sizes, int device,
               uint64_t stream) const {
         const size_t num_tensors = tensors.size(), num_sizes = sizes.size();
         if (num_tensors + num_sizes > most_arguments || grid.size() != 3) return false;
@@ -191,7 +191,7 @@ private:
 }  // namespace
 
 void bind_gpu_kernel(nb::module_& module) {
-    nb::class_<PreparedStart>(module, "PreparedStart").def("__call__", &PreparedStart::run);
+    nb::class_<PreparedLaunch>(module, "PreparedLaunch").def("__call__", &PreparedLaunch::run);
     nb::class_<GpuKernel>(module, "GpuKernel")
         .def(nb::init<uint64_t, nb::object>(), "launch"_a, "data_ptr"_a)
         .def("start", &GpuKernel::start, "grid"_a, "tensors"_a, "sizes"_a, "device"_a, "stream"_a)

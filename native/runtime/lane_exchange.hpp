@@ -1,4 +1,4 @@
-// What needs an exchange between the lanes of vectors: sums and maxima over them, and square transpositions.
+// Square transpositions of vectors.
 #pragma once
 
 #include "runtime/simd.hpp"
@@ -7,13 +7,6 @@ namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 #if defined(PERMUTOHEDRAL_SHUFFLE)
-
-// Lanes l and l ^ Distance change places.
-template <class T, int N, int Distance, int... Lane>
-PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type exchange_lanes(typename VectorOf<T, N>::type vector,
-                                                                  std::integer_sequence<int, Lane...>) {
-    return __builtin_shufflevector(vector, vector, (Lane ^ Distance)...);
-}
 
 // Of two vectors, the lanes whose number has the bit Distance not set (Upper = 0) or set (Upper = Distance): those of
 // the first where they are, those of the second Distance further up, or the reverse.
@@ -26,24 +19,6 @@ PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type merge_lanes(typename VectorOf
 }
 
 #endif
-
-// All lanes combined, in every lane; combine(a, b) takes and gives vectors, in whatever order.
-template <class T, int N, int Distance = N / 2, class Combine>
-PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type reduce_lanes(typename VectorOf<T, N>::type vector,
-                                                                Combine&& combine) {
-    using V = typename VectorOf<T, N>::type;
-    if constexpr (Distance == 0) {
-        return vector;
-    } else {
-#if defined(PERMUTOHEDRAL_SHUFFLE)
-        const V exchanged = exchange_lanes<T, N, Distance>(vector, std::make_integer_sequence<int, N>{});
-#else
-        V exchanged;
-        for (int l = 0; l < N; ++l) exchanged[l] = vector[l ^ Distance];
-#endif
-        return reduce_lanes<T, N, Distance / 2>(combine(vector, exchanged), combine);
-    }
-}
 
 // Lane l of vector v and lane v of vector l change places.
 template <class T, int N, int Distance = N / 2>

@@ -40,7 +40,7 @@ std::atomic<Interruption> interruption{nullptr};
 thread_local int64_t next_check = 0;
 
 // Asks the caller whether to stop, unless that was done a moment ago.
-void ask_caller() {
+void poll_interruption() {
     const Interruption ask = interruption.load(std::memory_order_relaxed);
     if (ask == nullptr) return;
     const int64_t now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -85,7 +85,7 @@ struct Job {
             for (int i = 0; i < num_shares; ++i) {
                 TaskShare& share = shares[(worker + i) % num_shares];
                 for (int64_t index; (index = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
-                    if (worker == 0) ask_caller();
+                    if (worker == 0) poll_interruption();
                     task(context, index, worker);
                 }
             }
@@ -226,7 +226,7 @@ void run_tasks(int threads, int64_t count, Task task, void* context) {
 void set_interruption(Interruption ask) { interruption.store(ask, std::memory_order_relaxed); }
 
 void check_interruption() {
-    if (helped_job == nullptr) return ask_caller();
+    if (helped_job == nullptr) return poll_interruption();
     if (helped_job->failed.load(std::memory_order_relaxed)) throw Stopped{};
 }
 

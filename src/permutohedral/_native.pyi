@@ -4,7 +4,7 @@ MAX_DIMENSION: int = 256
 
 LEAST_KEPT_BYTES: int = 1048576
 
-class PreparedStart:
+class PreparedLaunch:
     def __call__(self) -> None: ...
 
 class GpuKernel:
@@ -14,7 +14,7 @@ class GpuKernel:
     ) -> bool: ...
     def prepare(
         self, grid: tuple[object, ...], tensors: tuple[object, ...], sizes: tuple[object, ...], device: int, stream: int
-    ) -> PreparedStart | None: ...
+    ) -> PreparedLaunch | None: ...
     def keep(
         self, device: int, dtypes: tuple[object, ...], sizes: str, function: int, threads: int, shared_bytes: int
     ) -> None: ...
@@ -123,8 +123,9 @@ class float32:
         arg3: Sequence[int],
         arg4: Sequence[float],
         arg5: Sequence[float],
-        arg6: object,
-        arg7: int,
+        arg6: float,
+        arg7: object,
+        arg8: int,
         /,
     ) -> None: ...
     @staticmethod
@@ -239,8 +240,9 @@ class float64:
         arg3: Sequence[int],
         arg4: Sequence[float],
         arg5: Sequence[float],
-        arg6: object,
-        arg7: int,
+        arg6: float,
+        arg7: object,
+        arg8: int,
         /,
     ) -> None: ...
     @staticmethod

@@ -48,6 +48,18 @@ def test_help_lists_commands_in_eighty_columns() -> None:
         assert "..." not in result.stdout.partition("Commands:")[2]
 
 
+def test_guides_name_options_of_commands() -> None:
+    group = typer.main.get_command(application)
+    # the last of python -m permutohedral.compat
+    known = {"--version", "--install-completion", "--show-completion", "--only"}
+    for name, *inner in all_commands():
+        command = group.commands[name]  # type: ignore[attr-defined]
+        command = command.commands[inner[0]] if inner else command
+        known |= {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    for path in sorted((Path(__file__).parents[2] / "docs" / "guide").glob("*.md")):
+        assert set(re.findall(r"`(--[a-z-]+)", path.read_text())) <= known, path
+
+
 @pytest.mark.parametrize("command", all_commands(), ids=" ".join)
 def test_every_command_has_an_example_and_names_its_extras(command: list[str]) -> None:
     result = CliRunner().invoke(application, [*command, "--help"], env={"COLUMNS": "80"})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,41 @@ def test_reports_mistakes(arguments: tuple[str, ...], code: int, message: str) -
     result = invoke("array", "filter", *arguments)
     assert result.exit_code == code
     assert message in result.stderr
+
+
+DISK_FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))"
+TERMINATED = """
+import os, signal, sys
+
+writes = 0
+
+def terminate(event, details):
+    global writes
+    writes += event == "os.rename" and "unfinished/c/" in str(details[1])
+    if writes == 20:
+        writes += 1
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.addaudithook(terminate)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits and signals")
+@pytest.mark.parametrize(("event", "code", "message"), [
+    (DISK_FULL, 1, "error: cannot write "), ("", 1, "error: cannot read the array "), (TERMINATED, 143, ""),
+])  # fmt: skip
+def test_one_message_for_many_chunks(event: str, code: int, message: str, tmp_path: Path) -> None:
+    """Chunks are read and written together, and the event loop of zarr reports each that has no end."""
+    image = np.random.default_rng(0).random((400, 400))
+    zarr.create_array(str(tmp_path / "in.zarr"), data=image, chunks=(16, 16))
+    if not event:
+        (tmp_path / "in.zarr" / "c" / "0" / "0").write_bytes(b"damaged")
+    program = f"{event}\nfrom permutohedral.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program, "array", "filter", "in.zarr", "out.zarr", "--axes", "YX"],
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == bool(message)

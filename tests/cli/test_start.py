@@ -107,12 +107,21 @@ def test_full_disk_behind_stdout_is_one_line(arguments: list[str]) -> None:
     )
 
 
-def test_closed_pipe_prints_nothing() -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "permutohedral --help", "permutohedral backends --json", "benchmarks --list", "experiments --list",
+        "experiments mnist --list",
+    ],
+)  # fmt: skip
+def test_closed_pipe_prints_nothing(command: str) -> None:
+    """Such as `| head -2`: the reader has enough."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as gone:
         done = subprocess.run(
-            [sys.executable, "-m", "permutohedral", "--help"],
+            [sys.executable, "-m", *command.split()],
+            cwd=Path(__file__).resolve().parents[2],
             stdout=gone,
             stderr=subprocess.PIPE,
             text=True,

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "guide axes": (
         partial(ph.crf.bilateral_kernel, torch.rand(2, 2, 3, 2, 3), sigma_space=1.0, sigma_color=1.0),
         InputError,
-        "as dimension",
+        "as spatial_dims",
     ),
     "guide": (
         partial(ph.crf.bilateral_kernel, torch.rand(2, 3), sigma_space=1.0, sigma_color=1.0),

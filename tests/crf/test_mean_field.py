@@ -15,6 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.crf.kernels import KERNEL_NORMALIZATIONS
+from permutohedral.lattice.features import FEATURE_SHIFT
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -101,8 +102,8 @@ def test_a_batch_of_pictures(random: np.random.Generator) -> None:
         )
         colors = to_numpy(guide[item]).reshape(3, -1).T
         expected = [
-            dense_on(spatial, grid(5, 6) / [2.0, 1.5], LABELS),
-            dense_on(alone, np.concatenate([grid(5, 6) / 4, colors / 0.4], axis=1), LABELS),
+            dense_on(spatial, grid(5, 6) / [2.0, 1.5] + FEATURE_SHIFT, LABELS),
+            dense_on(alone, np.concatenate([grid(5, 6) / 4, colors / 0.4], axis=1) + FEATURE_SHIFT, LABELS),
         ]
         rows = field_oracle.mean_field(energies[item].reshape(LABELS, -1).T, expected, 3)
         assert_close(actual[item], rows.T.reshape(LABELS, 5, 6))
@@ -112,7 +113,7 @@ def test_a_batch_of_pictures(random: np.random.Generator) -> None:
 def test_a_volume(random: np.random.Generator) -> None:
     guide, energies = to_tensor(random.random((1, 3, 4, 3))), random.normal(size=(2, 3, 4, 3))
     kernel = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.5, compatibility=2.0, spatial_dims=3)
-    both = np.concatenate([grid(3, 4, 3) / 3, to_numpy(guide).reshape(1, -1).T / 0.5], axis=1)
+    both = np.concatenate([grid(3, 4, 3) / 3, to_numpy(guide).reshape(1, -1).T / 0.5], axis=1) + FEATURE_SHIFT
     rows = field_oracle.mean_field(energies.reshape(2, -1).T, [dense_on(kernel, both, 2)], 2)
     actual = ph.crf.mean_field(to_tensor(energies), [kernel], num_iterations=2)
     assert_close(actual, rows.T.reshape(energies.shape))

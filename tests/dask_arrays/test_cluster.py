@@ -21,6 +21,7 @@ import dask
 import dask.array as da
 import zarr
 from dask.delayed import delayed
+from dask.system import CPU_COUNT
 from distributed import Client, wait
 
 import permutohedral.dask as phd
@@ -144,9 +145,15 @@ def test_scripts_without_a_guard(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".py", ".zarr")] == []
 
 
-@pytest.mark.parametrize("memory", ["100MiB", 300 << 20])
-def test_rejects_memory_below_that_of_an_idle_worker(memory: str | int) -> None:
-    with pytest.raises(InputError, match=r"memory is .*, but a worker needs 300 MiB"), phd.start_workers(1, memory):
+@pytest.mark.parametrize("memory", ["100MiB", "350MiB", 400 << 20, None])
+def test_rejects_memory_with_which_workers_would_pause(
+    memory: str | int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask pauses a worker above 80 % of its limit, and the package alone takes more than 300 MiB."""
+    monkeypatch.setattr("distributed.system.MEMORY_LIMIT", CPU_COUNT * (500 << 20))
+    given = "an equal share of 500 MiB" if memory is None else memory
+    message = f"memory is {given}, but a worker needs 512 MiB; pass 1GiB or so"
+    with pytest.raises(InputError, match=message), phd.start_workers(1, memory):
         pass
 
 

@@ -53,6 +53,15 @@ def test_agrees_with_recorded_results(name: str) -> None:
             assert_close(each, old, rtol=0, atol=0)
 
 
+def test_volume_of_equal_colors() -> None:
+    """As MONAI's test_bilateral_approx_cpu.py calls it: most voxels lie on facets. Two rows of its numbers."""
+    volume = torch.zeros(1, 1, 5, 5, 5, device=DEVICE)
+    volume[:, :, ::4, ::4, ::4] = 1
+    found = monai.BilateralFilter.apply(volume, 4, 0.9, True)[0, 0].cpu().numpy()
+    np.testing.assert_allclose(found[0, 0], [0.086801, 0.036670, 0.035971, 0.035304, 0.088456], atol=1e-5)
+    np.testing.assert_allclose(found[4, 4], [0.090599, 0.031546, 0.031127, 0.031386, 0.083483], atol=1e-5)
+
+
 # at facets there is no derivative
 @pytest.mark.parametrize("name", [name for name in FILTERS if name != "lattice of equal colors"])
 def test_gradients_are_derivatives(name: str) -> None:
@@ -96,8 +105,14 @@ def test_functions_of_the_trained_filters() -> None:
     expected = joint(image[..., 0], guide[..., 0])[..., None]
     assert_close(monai.TrainableJointBilateralFilterFunction.apply(image, guide, *given), expected)
     assert torch.autograd.gradcheck(
-        lambda *sigmas: monai.TrainableJointBilateralFilterFunction.apply(image, guide, *sigmas, 0.01, 0.4), given[:2]
+        lambda x, y: monai.TrainableJointBilateralFilterFunction.apply(image, guide, x, y, 0.01, 0.4), given[:2]
     )
+
+
+def test_functions_are_those_of_autograd() -> None:
+    """Programs test for them, and pass `apply` on."""
+    names = "BilateralFilter", "PHLFilter", "TrainableBilateralFilterFunction", "TrainableJointBilateralFilterFunction"
+    assert all(issubclass(getattr(monai, name), torch.autograd.Function) for name in names)
 
 
 @pytest.mark.parametrize("sigma", [0.9, 4.0])

@@ -17,7 +17,9 @@ from permutohedral.files import filter_array
 pytest.importorskip("dask.array", reason="Dask is not installed")
 pytest.importorskip("zarr", reason="zarr is not installed")
 
+import numcodecs  # type: ignore[import-untyped]
 import zarr
+from zarr.codecs import TransposeCodec
 
 from permutohedral.dask import workers
 
@@ -168,6 +170,75 @@ def test_attributes_and_axis_names_survive_resuming(tmp_path: Path, zarr_format:
     assert getattr(found.metadata, "dimension_names", None) == names.get("dimension_names")
 
 
+CODECS: list[Any] = [
+    {"fill_value": 7.0, "chunks": (8, 8), "shards": (16, 24)},
+    {"fill_value": 7.0, "chunks": (8, 8), "order": "F", "zarr_format": 2, "filters": [numcodecs.Shuffle(4)]},
+    {"fill_value": np.nan, "chunks": (8, 8), "filters": [TransposeCodec(order=(1, 0))]},
+]
+
+
+@pytest.mark.parametrize("options", CODECS, ids=["shards", "Zarr 2", "transposed"])
+def test_keeps_codecs_and_fill_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
+    monkeypatch.setattr(workers, "worker_memory", lambda: 1 << 20)
+    image = draw(40, 40)
+    source, target = store(tmp_path / "in.zarr", image, **options), tmp_path / "out.zarr"
+    done = run(source, target, axes="YX")
+    before, after = (zarr.open_array(str(path), mode="r").metadata.to_dict() for path in (source, target))
+    for metadata in (before, after):
+        for name in ("dimension_names", "attributes", "dimension_separator"):
+            metadata.pop(name, None)
+    # as text, since NaN differs from itself
+    assert str(after) == str(before)
+    if "shards" in options:
+        # several processes must not write chunks of one shard
+        assert (done.num_tiles, len([path for path in (target / "c").rglob("*") if path.is_file()])) == (6, 6)
+    np.testing.assert_array_equal(read(target), expected(image[None], 1.0, 0.3)[0])
+
+
+def test_replaces_results_only(tmp_path: Path) -> None:
+    """A store may hold more than an array, such as labels that were drawn by hand."""
+    scales = {"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "s0"}]}
+    source = tmp_path / "in.zarr"
+    zarr.create_group(str(source), attributes={"ome": {"multiscales": [scales]}})
+    store(source / "s0", draw(20, 20))
+    run(source, tmp_path / "out.zarr")
+    # left by a call that was killed while it deleted the previous result
+    (tmp_path / "out.zarr" / ".permutohedral").mkdir()
+    with pytest.warns(UserWarning, match="exists, and is replaced"):
+        run(source, tmp_path / "out.zarr")
+    zarr.create_group(str(tmp_path / "foreign.zarr"))
+    store(tmp_path / "array.zarr", draw(3, 3))
+    (tmp_path / "out.zarr" / "labels").mkdir()
+    for name in ("foreign.zarr", "array.zarr", "out.zarr"):
+        with pytest.raises(InputError, match=f"{name} exists, and is not just a result of this job"):
+            run(source, tmp_path / name)
+    assert read(tmp_path / "array.zarr").shape == (3, 3)
+    assert (tmp_path / "out.zarr" / "labels").is_dir()
+
+
+@pytest.mark.parametrize("transformations", [
+    None, [{"type": "scale", "path": "scale"}], [{"scale": [1.0, 1.0]}], [{"type": "scale", "scale": [1.0]}],
+    [{"type": "scale", "scale": [1.0, 1.0]}, {"type": "scale", "path": "scale"}],
+])  # fmt: skip
+def test_physical_needs_numbers(tmp_path: Path, transformations: Any) -> None:
+    levels = [{"path": "s0", "coordinateTransformations": transformations}]
+    scales: Any = {"axes": [{"name": name} for name in "yx"], "datasets": levels}
+    zarr.create_group(str(tmp_path / "in.zarr"), attributes={"ome": {"multiscales": [scales]}})
+    store(tmp_path / "in.zarr" / "s0", draw(20, 20))
+    with pytest.raises(InputError, match=r"physical needs .* as numbers, which .*in.zarr does not state"):
+        run(tmp_path / "in.zarr", tmp_path / "out.zarr", physical=True)
+
+
+@pytest.mark.parametrize("scale", [[None, 1.0], ["far", 1.0], 3])
+def test_physical_reports_damaged_numbers(tmp_path: Path, scale: Any) -> None:
+    levels = [{"path": "s0", "coordinateTransformations": [{"type": "scale", "scale": scale}]}]
+    scales: Any = {"axes": [{"name": name} for name in "yx"], "datasets": levels}
+    zarr.create_group(str(tmp_path / "in.zarr"), attributes={"ome": {"multiscales": [scales]}})
+    store(tmp_path / "in.zarr" / "s0", draw(20, 20))
+    with pytest.raises(DataError, match=r"cannot read the distances between samples in .*in.zarr"):
+        run(tmp_path / "in.zarr", tmp_path / "out.zarr", physical=True)
+
+
 def test_rejects_levels_that_are_not_means(tmp_path: Path) -> None:
     scales = {"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "0"}, {"path": "1"}]}
     zarr.create_group(str(tmp_path / "in.zarr"), attributes={"ome": {"multiscales": [scales]}})
@@ -191,7 +262,7 @@ def test_tiff(tmp_path: Path) -> None:
 def test_resumes_after_an_interruption(tmp_path: Path) -> None:
     volume = draw(30, 20, 40)
     source, target = store(tmp_path / "in.zarr", volume, chunks=(8, 8, 8)), tmp_path / "out.zarr"
-    store(target, draw(2, 2))
+    store(target, draw(2, 2), attributes={"permutohedral": {}})
     interrupt(source, target, after=3, axes="ZYX")
     np.testing.assert_array_equal(read(target), draw(2, 2))
     with pytest.raises(InputError, match=r"these differ: sigma_space;"):
@@ -313,7 +384,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.txt").write_text("")
     (tmp_path / "link.zarr").symlink_to(tmp_path / "folder")
-    (tmp_path / "other.zarr.unfinished").mkdir()
+    (tmp_path / "other.zarr.unfinished" / "notes").mkdir(parents=True)
     cases: list[tuple[Path, Path, str, dict[str, Any]]] = [
         (colors, out, r"axes are not stated by .*; pass YXC, CYX, ZYX, TYX, \.\.\.", {}),
         (stack, out, r"axes are not stated by .*; pass ZYXC, CZYX, TZYX, \.\.\.", {}),
@@ -321,7 +392,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (colors, out, "pass Z, Y and X for space", {"axes": "ABC"}),
         (colors, tmp_path / "out.tif", r"ends with \.zarr", {"axes": "YXC"}),
         (colors, colors, "would overwrite", {"axes": "YXC"}),
-        (colors, tmp_path / "link.zarr", "is not a Zarr store", {"axes": "YXC"}),
+        (colors, tmp_path / "link.zarr", "is not just a result of this job", {"axes": "YXC"}),
         (colors, tmp_path / "other.zarr", "not created by permutohedral", {"axes": "YXC"}),
         (colors, out, "sigma_color is 0", {"axes": "YXC", "sigma_color": 0}),
         (colors, out, "pass either scheduler", {"axes": "YXC", "workers": 2, "scheduler": "tcp://localhost:1"}),
@@ -330,6 +401,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tmp_path, out, "neither Zarr nor TIFF; save the array as Zarr", {}),
         (waves, out, "integers or floats", {}),
         (empty, out, "not empty", {}),
+        (store(tmp_path / "number.zarr", np.array(1.0)), out, "is a single number; pass an array with axes", {}),
         (tmp_path / "group.zarr", out, "no OME-Zarr", {}),
         (tmp_path / "flat.zarr", out, "positive distances between samples", {"physical": True}),
         (waves, out, "integers or floats", {"physical": True}),

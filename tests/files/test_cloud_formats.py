@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +111,38 @@ def test_ply_of_text_keeps_its_digits(tmp_path: Path) -> None:
     assert target.read_text().splitlines() == [*head, *copied, "3 0 1 2"]
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_lists_of_ply_keep_their_types(text: bool, tmp_path: Path) -> None:
+    from plyfile import PlyData, PlyElement
+
+    vertices = np.zeros(50, dtype=[("x", "f4"), ("y", "f4"), ("z", "f4"), ("near", "O"), ("weights", "O")])
+    vertices["near"] = [np.arange(70_000, 70_001 + number % 3, dtype=np.uint32) for number in range(50)]
+    vertices["weights"] = [np.full(number, 0.25, np.float32) for number in range(250, 300)]
+    lists = {"near": "u1", "weights": "u2"}, {"near": "u4", "weights": "f4"}
+    points = PlyElement.describe(vertices, "vertex", *lists)
+    PlyData([points], text=text).write(str(tmp_path / "town.ply"))
+    copy_with_labels(tmp_path / "town.ply", tmp_path / "new.ply", torch.from_numpy(LABELS))
+    found = PlyData.read(str(tmp_path / "new.ply"))["vertex"]
+    assert list(map(str, found.properties[3:5])) == list(map(str, points.properties[3:]))
+    for name in lists[0]:
+        for before, after in zip(vertices[name], found[name], strict=True):
+            assert np.array_equal(before, after)
+    assert np.array_equal(found["classification"], LABELS)
+
+
+def test_npz_keeps_arrays_of_python_objects(tmp_path: Path) -> None:
+    """They are copied as bytes: reading them could run code."""
+    names = np.array(["a", {"b": 1}], dtype=object)
+    np.savez(tmp_path / "town.npz", positions=POSITIONS, classification=LABELS, names=names)
+    copy_with_labels(tmp_path / "town.npz", tmp_path / "new.npz", torch.full((50,), 9))
+    before, after = (zipfile.ZipFile(tmp_path / f"{name}.npz").read("names.npy") for name in ("town", "new"))
+    assert before == after
+    assert np.load(tmp_path / "new.npz")["classification"].tolist() == [9] * 50
+    np.savez(tmp_path / "town.npz", positions=POSITIONS.astype(object))
+    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
+        read_cloud(tmp_path / "town.npz")
+
+
 def test_las_becomes_laz_but_not_ply(tmp_path: Path) -> None:
     write_las(tmp_path / "town.las")
     target = tmp_path / "town.laz"
@@ -116,6 +151,23 @@ def test_las_becomes_laz_but_not_ply(tmp_path: Path) -> None:
     assert target.stat().st_size < (tmp_path / "town.las").stat().st_size
     with pytest.raises(InputError, match="must have the format of"):
         check_same_format(tmp_path / "town.las", tmp_path / "town.ply")
+
+
+def test_copies_of_copc_are_no_octrees(tmp_path: Path) -> None:
+    laspy = pytest.importorskip("laspy", reason="laspy is not installed")
+    scan = laspy.create(point_format=6, file_version="1.4")
+    scan.x, scan.y, scan.z = POSITIONS.T
+    scan.vlrs += [laspy.VLR("copc", 1, "", bytes(160)), laspy.VLR("us", 1, "before", b"coordinates")]
+    behind = [laspy.VLR("copc", 1000, "", bytes(32)), laspy.VLR("us", 2, "behind", b"waves")]
+    scan.evlrs = laspy.vlrs.vlrlist.VLRList(behind)
+    scan.write(tmp_path / "town.copc.laz")
+    copy_with_labels(tmp_path / "town.copc.laz", tmp_path / "new.laz", torch.from_numpy(LABELS))
+    found = laspy.read(tmp_path / "new.laz")
+    assert found.classification.tolist() == LABELS.tolist()
+    assert [record.record_data for record in found.vlrs if record.user_id in ("copc", "us")] == [b"coordinates"]
+    assert [record.record_data for record in found.evlrs] == [b"waves"]
+    with pytest.raises(InputError, match=r"new\.COPC\.laz.*pass a name such as new\.laz"):
+        check_same_format(tmp_path / "town.copc.laz", tmp_path / "new.COPC.laz")
 
 
 def test_rejects_class_numbers_that_do_not_fit(tmp_path: Path) -> None:
@@ -172,3 +224,40 @@ def test_rejects_other_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "short.npz", positions=np.zeros((4, 3)), classification=np.zeros(3))
     with pytest.raises(DataError, match="4 points and classes of shape"):
         read_cloud(tmp_path / "short.npz")
+
+
+# a header may state any number of points (LAS: byte 247), records before (byte 100) and behind them (byte 243)
+CLAIMS = {"points": (247, "<Q"), "records": (100, "<I"), "records behind": (243, "<I")}
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_scans_take_no_memory_for_claims(claim: str, suffix: str, tmp_path: Path) -> None:
+    path, (place, kind) = tmp_path / f"town{suffix}", CLAIMS[claim]
+    write_las(path, point_format=6)
+    content = bytearray(path.read_bytes())
+    # records behind the points, of which there are none, start at the end
+    struct.pack_into("<Q", content, 235, len(content))
+    struct.pack_into(kind, content, place, 1 << (24 if claim == "points" else 18))
+    path.write_bytes(content)
+    check_small_peak(path)
+
+
+@pytest.mark.parametrize("form", ["ascii", "binary_little_endian"])
+def test_ply_takes_no_memory_for_claims(form: str, tmp_path: Path) -> None:
+    lines = f"format {form} 1.0", "comment a town", f"element vertex {1 << 24}", "property float x", "property float y"
+    head = ["ply", *lines, "property float z", "property list uchar float w", "end_header", ""]
+    for ending in ("\n", "\r\n", "\r"):
+        (tmp_path / "town.ply").write_bytes(ending.join(head).encode() + bytes(100))
+        check_small_peak(tmp_path / "town.ply")
+
+
+def check_small_peak(path: Path) -> None:
+    """Check that a cloud is rejected, and that reading it takes less than 32 MiB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"is truncated: .*; copy it again"):
+            read_cloud(path)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()

@@ -183,6 +183,26 @@ def test_smoothing_keeps_records(tmp_path: Path, suffix: str) -> None:
     assert len(found.points) == 400
 
 
+def test_smooths_copc_files(tmp_path: Path) -> None:
+    """They become plain files: the octree is not valid for other positions."""
+    scan = write_scan(tmp_path / "in.las")
+    scan.vlrs.append(laspy.VLR("copc", 1, "", bytes(160)))
+    scan.write(tmp_path / "in.copc.las")
+    smooth_cloud(tmp_path / "in.copc.las", tmp_path / "out.las", sigma_space=2.0)
+    assert laspy.read(tmp_path / "out.las").vlrs.get_by_id("copc") == []
+    with pytest.raises(InputError, match=r"pass a name such as out\.laz"):
+        smooth_cloud(tmp_path / "in.las", tmp_path / "out.copc.laz", sigma_space=2.0)
+
+
+def test_smoothing_takes_no_memory_for_claims(tmp_path: Path) -> None:
+    write_scan(tmp_path / "in.las")
+    content = bytearray((tmp_path / "in.las").read_bytes())
+    content[247:255] = (1 << 50).to_bytes(8, "little")
+    (tmp_path / "in.las").write_bytes(content)
+    with pytest.raises(DataError, match=r"is truncated: .* of 1125899906842624 points are missing"):
+        smooth_cloud(tmp_path / "in.las", tmp_path / "out.las", sigma_space=2.0)
+
+
 def test_smooths_fields_of_many_digits(tmp_path: Path) -> None:
     """GPS times and uint32 have more digits than float32."""
     path = tmp_path / "in.las"

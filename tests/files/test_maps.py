@@ -213,3 +213,29 @@ def test_guides_are_not_overwritten(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "would overwrite" in result.stderr
     assert photo.read_bytes() == before
+
+
+def test_folders_of_maps_skip_what_is_hidden(tmp_path: Path) -> None:
+    """macOS stores notes as ._a.npy; endings have no case."""
+    for folder in ("maps", "maps/folder.npy", "maps/.trash", "photos"):
+        (tmp_path / folder).mkdir()
+    for name in ("a.npy", "B.NPY", "._a.npy", ".trash/c.npy", "folder.npy/d.npy"):
+        with open(tmp_path / "maps" / name, "wb") as file:
+            np.save(file, coarse())
+    for name in ("a", "B", "d"):
+        save_photo(tmp_path / "photos" / f"{name}.png")
+    arguments = tmp_path / "maps", tmp_path / "photos", tmp_path / "out", "--mode", "gaussian"
+    assert invoke("upsample", *arguments).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["B.NPY", "a.npy"]
+    assert np.load(tmp_path / "out" / "B.NPY").shape == (24, 40)
+    assert invoke("upsample", "-r", *arguments).exit_code == 0
+    assert (tmp_path / "out" / "folder.npy" / "d.npy").is_file()
+
+
+def test_size_errors_name_the_photo_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    photo = save_photo(tmp_path / "photos" / "a.png")
+    np.save(tmp_path / "a.npy", coarse())
+    for companion in (photo, photo.parent):
+        result = invoke("solve", tmp_path / "a.npy", companion, tmp_path / "out.npy")
+        assert f"{photo} has 40 x 24" in result.stderr

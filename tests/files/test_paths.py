@@ -60,6 +60,7 @@ def test_no_output_is_an_input(command: str, folder: Path) -> None:
 @pytest.mark.parametrize("command", [
     f"segment {A} labels/a.png out.png --overlay out.png", f"segment {A} labels/a.png out.png --overlay ./out.png",
     "segment photos labels out --overlay out", f"filter {A} labels/a.png out",
+    f"segment {A} labels/a.png - --overlay -",
 ])  # fmt: skip
 def test_no_output_is_another_output(command: str, folder: Path) -> None:
     assert_one_line_error(invoke(*command.split()), "two results would both be")
@@ -124,8 +125,10 @@ def test_pipes_are_errors(folder: Path) -> None:
 
 
 def test_messages_have_no_control_characters(folder: Path) -> None:
-    result = invoke("filter", "e\033]0;title\007.png", "out.png")
-    assert_one_line_error(result, r"e\x1b]0;title\x07.png")
+    name = "e\033]0;title\007.png"
+    assert_one_line_error(invoke("filter", name, "out.png"), r"e\x1b]0;title\x07.png")
+    # a pattern of the shell found one file
+    assert r"OUTPUT is missing after e\x1b]0;title\x07.png" in invoke("filter", name).stderr
 
 
 def test_writing_removes_what_killed_processes_left(tmp_path: Path) -> None:
@@ -177,10 +180,12 @@ def test_termination_leaves_no_unfinished_file(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="shells of Windows close no streams")
-def test_closed_streams_are_no_errors() -> None:
-    command = f"exec {sys.executable} -m permutohedral --version <&- >&-"
+@pytest.mark.parametrize("arguments", ["--version", f"image filter {A} out.png", f"image filter {A} out.png --json"])
+def test_closed_streams_are_no_errors(arguments: str, folder: Path) -> None:
+    command = f"exec {sys.executable} -m permutohedral {arguments} <&- >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / "out.png").exists() == (arguments != "--version")
 
 
 def test_write_protected_files_stay(tmp_path: Path) -> None:

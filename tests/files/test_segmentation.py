@@ -400,6 +400,8 @@ def test_one_bad_file_of_a_batch(tmp_path: Path, random: np.random.Generator) ->
     assert calls[-1][:2] == (5, 5)
     with pytest.raises(InputError, match="softmax"):
         ph.files.segment_image(photos, tmp_path / "out", **options)
+    with pytest.raises(InputError, match="num_iterations must be at most"):
+        ph.files.segment_image(photos, tmp_path / "out", probabilities=network, num_iterations=10**20)
     with pytest.raises(InputError, match="batch_size"):
         ph.files.segment_image(photos, tmp_path / "out", probabilities=network, batch_size=0)
     with pytest.raises(InputError, match="device"):

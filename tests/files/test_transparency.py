@@ -11,6 +11,8 @@ import torch
 from image_files import invoke, png_chunk, read_integers, write_integers
 from PIL import Image
 
+import permutohedral as ph
+from permutohedral import files
 from permutohedral.errors import InputError
 from permutohedral.files.formats.image import ImageData, read_image, write_image
 from permutohedral.files.transparency import fill_hidden, filter_by_alpha
@@ -91,6 +93,17 @@ def test_hidden_colors_have_no_effect(command: list[str], tmp_path: Path) -> Non
         assert not np.array_equal(result[:, :12, :3], two_halves(hidden)[:, :12, :3])
         # invisible pixels stay as they are
         assert np.array_equal(result[:, 12:], two_halves(hidden)[:, 12:])
+
+
+def test_reports_the_method_that_ran(tmp_path: Path) -> None:
+    """The filter runs on colors times alpha and on alpha, not on the colors alone."""
+    Image.fromarray(two_halves((255, 0, 0))).save(tmp_path / "a.png")
+    [result] = files.filter_image(tmp_path / "a.png", tmp_path / "b.png", sigma_space=2.0)
+    image = read_image(tmp_path / "a.png")
+    assert image.alpha is not None
+    visible = image.pixels * (image.alpha > 0)
+    filtered = torch.cat([visible * image.alpha, image.alpha])
+    assert result.method == str(ph.accuracy.explain_bilateral(filtered, visible, sigma_space=2.0, sigma_color=0.1))
 
 
 def test_alpha_weights_pixels() -> None:

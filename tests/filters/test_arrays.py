@@ -160,13 +160,11 @@ def test_guided_functions_take_uint8_with_channels_last(size: tuple[int, int]) -
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("change", ["reversed", "read-only", "big-endian"])
+@pytest.mark.parametrize("change", ["read-only", "big-endian"])
 def test_arrays_of_any_memory_layout(change: str) -> None:
     image = np.random.default_rng(3).random((1, 8, 9)).astype(np.float32)
     given = image
-    if change == "reversed":
-        given = np.ascontiguousarray(image[:, ::-1])[:, ::-1]
-    elif change == "read-only":
+    if change == "read-only":
         given = image.copy()
         given.flags.writeable = False
     else:

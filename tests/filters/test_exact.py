@@ -15,7 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.ops.operators import sum_neighbors, sum_window
+from permutohedral.ops.binding import bind
 
 SIGMAS: dict[str, Any] = {"sigma_space": 1.5, "sigma_color": 0.2}
 
@@ -138,8 +138,8 @@ def test_windows_wider_than_integers_reach(sigma: float, method: Any, dtype: tor
     assert_close(ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.1, method=method), expected)
     exact = ph.bilateral_filter(image, sigma_space=(sigma, 2.0), sigma_color=0.3, method="exact")
     assert_close(exact, ph.bilateral_filter(image, sigma_space=(1e9, 2.0), sigma_color=0.3, method="exact"))
-    sums = sum_window(image[None], image[None], sigma, sigma, REACH)
-    assert_close(sums, sum_window(image[None], image[None], 1e9, 1e9, REACH))
+    sums = bind(image).sum_window(image[None], image[None], sigma, sigma, REACH)
+    assert_close(sums, bind(image).sum_window(image[None], image[None], 1e9, 1e9, REACH))
 
 
 @pytest.mark.parametrize("sigma", [2.0, 8.0])
@@ -278,8 +278,8 @@ def test_derivatives_of_the_sums() -> None:
     points = tuple(to_tensor(random.normal(size=size)).requires_grad_() for size in ((6, 2), (6, 3), (4, 3)))
     pixels = tuple(to_tensor(random.normal(size=size)).requires_grad_() for size in ((1, 2, 2, 3), (1, 1, 2, 3)))
     for run, inputs in (
-        (lambda v, f, t: sum_neighbors(v, f, t, 9.0), points),
-        (lambda v, g: sum_window(v, g, 1.5, 1.2, 3.0), pixels),
+        (lambda v, f, t: bind(v, f, t).sum_neighbors(v, f, t, 9.0), points),
+        (lambda v, g: bind(v, g).sum_window(v, g, 1.5, 1.2, 3.0), pixels),
     ):
         assert torch.autograd.gradcheck(run, inputs)
         places = tuple(range(len(inputs)))

@@ -19,7 +19,8 @@ def gray_picture() -> tuple[Tensor, Tensor]:
     """Values and features of regular pixels, of which many lie on faces of their simplices."""
     y, x = torch.meshgrid(torch.arange(40), torch.arange(50), indexing="ij")
     gray = ((x // 3 + y // 5) % 4 + (x > 25)).double().to(DEVICE) / 4
-    return gray.reshape(-1, 1), ph.features.bilateral(gray[None], sigma_space=4.0, sigma_color=0.125)
+    places = ph.features.positions((40, 50), sigma=4.0, device=DEVICE, dtype=torch.float64)
+    return gray.reshape(-1, 1), ph.features.join(places, ph.features.colors(gray[None], sigma=0.125))
 
 
 def largest_change(**options: Any) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.lattice.features import FEATURE_SHIFT
 
 SIGMAS: dict[str, Any] = {"sigma_space": 2.0, "sigma_color": 0.4}
 
@@ -185,10 +186,10 @@ def picture(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def pixel_features(guide: np.ndarray) -> np.ndarray:
-    """Rows (y / 2, x / 2, colors / 0.4)."""
+    """Rows (y / 2, x / 2, colors / 0.4), shifted."""
     channels, height, width = guide.shape
     grid = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij")) / 2
-    return np.concatenate([grid, guide / 0.4]).reshape(2 + channels, -1).T
+    return np.concatenate([grid, guide / 0.4]).reshape(2 + channels, -1).T + FEATURE_SHIFT
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 1)], ids=str)
@@ -334,10 +335,16 @@ def test_rejects_bad_numbers(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
-def test_large_values_are_finite() -> None:
-    """Their sum is not."""
-    values = torch.full((17, 2), 3e38, device=DEVICE)
-    assert ph.gaussian_filter(values, scatter(torch.float32)[1]).shape == (17, 2)
+@pytest.mark.parametrize("method", ["lattice", "dense", "exact"])
+@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["one_place", "apart"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_values_up_to_the_documented_limit_are_filtered(dtype: torch.dtype, spread: float, method: Any) -> None:
+    """As docs/guide/conventions.md states; also where all points share their lattice points."""
+    features = spread * scatter(torch.float32)[1]
+    largest = min(torch.finfo(torch.float32).max / (17 * 2 ** (features.shape[1] + 1)), torch.finfo(dtype).max)
+    values = torch.tensor([largest, -largest], device=DEVICE, dtype=dtype).expand(17, 2)
+    for weights in (None, torch.ones(17, device=DEVICE)):
+        assert_close(ph.gaussian_filter(values, features, method=method, sample_weight=weights), values)
 
 
 @pytest.mark.parametrize("normalization", ["none", "homogeneous", "density", "coverage"])

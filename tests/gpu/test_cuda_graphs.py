@@ -57,6 +57,15 @@ def test_training_step_on_fixed_lattice(channels: tuple[int, int]) -> None:
             assert_near(found, expected, TOLERANCE)
 
 
+def test_bounded_lattices_give_the_same_bits_in_deterministic_mode() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    layer = ph.nn.PermutohedralConv(3, 5, dimension=3, device="cuda")
+    features, values = 4 * torch.randn(20_000, 3, device="cuda"), torch.randn(20_000, 3, device="cuda")
+    runs = [step(layer, values, ph.lattice.build_bounded_lattice(features, 60_000)[0]) for _ in range(5)]
+    for found in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found, runs[0], strict=True))
+
+
 @pytest.mark.parametrize("channels", [(3, 5), (16, 32)])
 def test_training_step_on_changing_features(channels: tuple[int, int]) -> None:
     layer = ph.nn.PermutohedralConv(*channels, dimension=3, device="cuda")
@@ -115,7 +124,7 @@ def train_with(network: torch.nn.Module, scaled: bool) -> Callable[..., Tensor]:
 @pytest.mark.parametrize("scaled", [False, True], ids=["float32", "autocast"])
 def test_captured_step_of_a_u_net(scaled: bool) -> None:
     """Clouds that change, one that needs more room, and one of another size; losses and weights are those of eager."""
-    network = ph.models.LatticeUNet(2, 3, channels=(16, 32, 32)).cuda()
+    network = ph.nn.LatticeUNet(2, 3, step=1.0, widths=(16, 32, 32)).cuda()
     other = copy.deepcopy(network)
     step, eager = ph.nn.capture_step(train_with(network, scaled), num_levels=3), train_with(other, scaled)
     for number, scale in enumerate((3.0, 3.0, 2.0, 3.0, 3.0, 9.0, 3.0, 3.0, 9.0, 3.0, 4.0)):
@@ -144,7 +153,7 @@ def test_captured_step_of_one_cloud_is_replayed() -> None:
 
 def test_captured_step_does_not_wait_for_the_device() -> None:
     """Except for the numbers of lattice points, which the step itself does not read."""
-    network = ph.models.LatticeUNet(2, 3, channels=(16, 32)).cuda()
+    network = ph.nn.LatticeUNet(2, 3, step=1.0, widths=(16, 32)).cuda()
     train = train_with(network, False)
     features, values = 3 * torch.randn(2, 4000, 3, device="cuda"), torch.randn(2, 4000, 2, device="cuda")
     labels = torch.randint(0, 3, (2, 4000), device="cuda")
@@ -158,7 +167,7 @@ def test_captured_step_does_not_wait_for_the_device() -> None:
 
 
 def test_captured_steps_release_their_memory() -> None:
-    network = ph.models.LatticeUNet(2, 3, channels=(16, 32)).cuda()
+    network = ph.nn.LatticeUNet(2, 3, step=1.0, widths=(16, 32)).cuda()
     train = train_with(network, False)
 
     def allocated(steps: int, scale: float) -> int:

@@ -80,6 +80,16 @@ def test_layer_from_features(
                 assert_near(ours, theirs, 4 * L2_TOLERANCE[dtype])
 
 
+def test_window_of_more_images_than_a_grid_has_layers() -> None:
+    """An axis of a grid but the first has at most 65,535 programs."""
+    images = torch.rand(70_000, 1, 2, 3, device="cuda")
+    found = ph.bilateral_filter(images, sigma_space=1.0, sigma_color=0.5, method="exact")
+    for part in (slice(0, 5), slice(69_995, 70_000)):
+        assert_near(
+            found[part], ph.bilateral_filter(images[part], sigma_space=1.0, sigma_color=0.5, method="exact"), 1e-6
+        )
+
+
 @pytest.mark.parametrize(("d", "dtype"), [(3, torch.float64), (5, torch.float32)])
 def test_gaussians_of_changing_points(d: int, dtype: torch.dtype) -> None:
     features = torch.randn(120_000, d, dtype=dtype, device="cuda")

@@ -10,7 +10,7 @@ import torch
 from support import INTERPRETED, relative_error
 
 import permutohedral as ph
-from permutohedral.models.lattice_unet import Between, LatticeUNet
+from permutohedral.nn.unet import Between
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 
@@ -77,7 +77,7 @@ def test_maximum_of_changing_points(dtype: torch.dtype) -> None:
 def test_networks_and_their_gradients(between: Between) -> None:
     """Normalization, convolutions on levels and between them; in float64, where the kernels are the same."""
     torch.manual_seed(0)
-    network = LatticeUNet(2, 3, 3, (16, 24, 40), between).double()
+    network = ph.nn.LatticeUNet(2, 3, step=1.0, widths=(16, 24, 40), between=between).double()
     on_gpu = copy.deepcopy(network).cuda()
     for points in (2000, 700):
         features, values = 6 * torch.rand(points, 3, dtype=torch.float64), torch.randn(points, 2, dtype=torch.float64)

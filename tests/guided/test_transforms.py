@@ -74,13 +74,3 @@ def test_solver_rejects_function_transforms() -> None:
     ):
         with pytest.raises(ph.errors.InputError, match=r"take gradients with backward\(\) or torch.autograd.grad"):
             attempt()
-
-
-@pytest.mark.parametrize("sizes", [((1, 4, 5), (3, 12, 13)), ((2, 3, 7), (1, 3, 11))])
-def test_solver_in_inference_mode(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """Also where the ratios of the sizes are not whole."""
-    coarse, guide = (draw(*size) for size in sizes)
-    expected = ph.upsample(coarse, guide, sigma_color=0.1)
-    with torch.inference_mode():
-        assert torch.equal(ph.upsample(coarse, guide, sigma_color=0.1), expected)
-        assert torch.equal(ph.guided.Upsampler(guide, coarse.shape[1:], sigma_color=0.1)(coarse), expected)

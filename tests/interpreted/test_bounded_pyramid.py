@@ -80,6 +80,20 @@ def test_lattice_points_of_each_level_are_the_same(shape: tuple[int, ...]) -> No
 
 
 @SHAPES
+def test_rows_are_in_the_order_of_their_keys_in_deterministic_mode(shape: tuple[int, ...]) -> None:
+    torch.use_deterministic_algorithms(True)
+    features, values = features_of(shape), draw(*shape[:-1], 2)
+    with use_backend("triton"):
+        bounded, pyramid = bounded_pyramid(features), ph.levels.build_pyramid(features, len(ROWS))
+        for one, other in zip(bounded.levels, pyramid.levels, strict=True):
+            number = other.num_lattice_points
+            assert torch.equal(one.source.keys[:number], other.source.keys)
+            assert torch.equal(one.source.vertices, other.source.vertices)
+            assert torch.equal(one.neighbors[:, :number], other.neighbors)
+            assert_close(ph.splat(values, one)[:number], ph.splat(values, other))
+
+
+@SHAPES
 @pytest.mark.parametrize("operation", ["coarsen", "refine", "pool", "convolve_down", "convolve_up"])
 def test_operations_between_levels_leave_unused_rows_out(operation: str, shape: tuple[int, ...]) -> None:
     features = features_of(shape)
@@ -122,13 +136,23 @@ def network_step(network: torch.nn.Module, values: Tensor, leaf: Tensor, bounded
 def test_training_step_of_a_u_net(shape: tuple[int, ...], between: Any) -> None:
     """Statistics of the norms, gradients of features and parameters; and the host never waits."""
     leaf, values = features_of(shape).requires_grad_(), draw(*shape[:-1], 2)
-    network = ph.models.LatticeUNet(2, 3, shape[-1], channels=(2, 4), between=between).double()
+    network = ph.nn.LatticeUNet(2, 3, shape[-1], step=1.0, widths=(2, 4), between=between).double()
     with use_backend("triton"):
         expected = network_step(network, values, leaf, False)
         with NoHostReads():
             actual = network_step(network, values, leaf, True)
     for mine, theirs in zip(actual, expected, strict=True):
         assert_close(mine, theirs)
+
+
+def test_scores_of_clouds_leave_unused_rows_out() -> None:
+    features, values = features_of((2, 4, 2)), draw(2, 4, 2)
+    network = ph.nn.LatticeUNet(2, 3, 2, step=1.0, widths=(2, 4), head="clouds").double()
+    with use_backend("triton"):
+        expected = network(values, features)
+        bounded, _ = ph.levels.build_bounded_pyramid(features, ROWS)
+        assert_close(network(values, pyramid=bounded), expected)
+    assert expected.shape == (2, 3)
 
 
 def test_host_reads_are_noticed() -> None:
@@ -158,7 +182,7 @@ def test_overflow_is_reported(level: int) -> None:
     features, values = features_of((2, 4, 2)).requires_grad_(), draw(2, 4, 2)
     pyramid = ph.levels.build_pyramid(features, len(ROWS))
     rows = [*ROWS[:level], pyramid.levels[level].num_lattice_points - 3, *ROWS[level + 1 :]]
-    network = ph.models.LatticeUNet(2, 3, 2, channels=(2, 4)).double()
+    network = ph.nn.LatticeUNet(2, 3, 2, step=1.0, widths=(2, 4)).double()
     with use_backend("triton"):
         bounded, numbers = ph.levels.build_bounded_pyramid(features, rows)
         network(values, pyramid=bounded).sum().backward()

@@ -17,10 +17,9 @@ from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.ops import reference
-from permutohedral.ops import triton as kernels
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import use as use_backend
+from permutohedral.ops.triton import BACKEND as kernels
 
 
 def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tensor | None = None) -> None:
@@ -169,6 +168,10 @@ def test_derivatives_of_the_weights(dimension: int) -> None:
     assert_close(kernels.embed_gradient(features, gradient), reference.embed_gradient(features, gradient))
 
 
+def fits(num_lattice_points: int) -> None:
+    """There is enough memory."""
+
+
 @pytest.mark.parametrize(("rows", "pairs"), [(7, 1 << 21), (1 << 16, 1 << 21), (1 << 16, 1)])
 def test_index_with_neighbors(rows: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is room for all lattice points that the host does not know of yet, opposite taps apart or as one, and
@@ -178,8 +181,7 @@ def test_index_with_neighbors(rows: int, pairs: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(search, "_WORTH_PAIRING", pairs)
     features, batch = 3 * torch.randn(30, 3), torch.randint(0, 3, (30,), dtype=torch.int32)
     offsets = axis_offsets(3)
-    found = kernels.index_with_neighbors(features, batch, offsets)
-    assert not isinstance(found, Declined)
+    found = kernels.index_with_neighbors(features, batch, offsets, fits)
     keys, *others, neighbors = found
     assert (len(keys) > lattice.expected_rows(30, 3)) == (rows == 7)
     assert_same_lattice((keys, *others), features, batch)
@@ -192,23 +194,26 @@ def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", 10)
     monkeypatch.setattr(lattice, "_FEW_DIMENSIONS", 0)
     features, offsets = torch.rand(200, 2), axis_offsets(2)
-    found = kernels.index_with_neighbors(features, None, offsets)
-    assert not isinstance(found, Declined)
+    found = kernels.index_with_neighbors(features, None, offsets, fits)
     keys, *others, table, neighbors = found
     assert PackedTable(table).capacity < lattice.first_capacity(*features.shape)
     assert_same_lattice((keys, *others, table), features)
     assert torch.equal(neighbors, reference.find_neighbors(keys, table[:0], keys, offsets))
 
 
-def test_index_with_neighbors_rejects_and_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_with_neighbors_rejects_and_declines() -> None:
+    # no points; too many dimensions; and keys that do not fit are packed in another way
+    for features in (torch.randn(0, 2), torch.randn(40, 8), 1000 * torch.randn(40, 7).double()):
+        given = features, None, axis_offsets(features.shape[1]), fits
+        (line,) = ph.backends.explain_call(kernels.index_with_neighbors, *given).decisions
+        assert line.startswith("index_with_neighbors: composed of primitives")
+        keys, *others, neighbors = kernels.index_with_neighbors(*given)
+        assert_same_lattice((keys, *others), features)
+        assert torch.equal(neighbors, reference.find_neighbors(keys, others[-1][:0], keys, given[2]))
     features, offsets = torch.randn(40, 2), axis_offsets(2)
-    assert isinstance(kernels.index_with_neighbors(features[:0], None, offsets), Declined)
-    assert isinstance(kernels.index_with_neighbors(torch.randn(40, 8), None, axis_offsets(8)), Declined)
-    # keys that do not fit are packed in another way
-    assert isinstance(kernels.index_with_neighbors(1000 * torch.randn(40, 7), None, axis_offsets(7)), Declined)
     features[7] = float("nan")
     with pytest.raises(FeatureRangeError):
-        kernels.index_with_neighbors(features, None, offsets)
+        kernels.index_with_neighbors(features, None, offsets, fits)
 
 
 def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
@@ -324,5 +329,8 @@ def test_picture_features(dtype: torch.dtype) -> None:
     for guide in (picture, picture[0], picture[:, :1], picture.transpose(-1, -2), picture.flip(-1)[..., ::2]):
         with use_backend("triton"):
             found = ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7)
+            kernel = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
         with use_backend("reference"):
             assert torch.equal(found, ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7))
+            expected = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
+            assert torch.equal(kernel.features, expected.features)

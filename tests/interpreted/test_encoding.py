@@ -9,7 +9,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.ops import reference
-from permutohedral.ops import triton as kernels
+from permutohedral.ops.triton import BACKEND as kernels
 
 
 def sample(

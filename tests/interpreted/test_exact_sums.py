@@ -7,7 +7,7 @@ import torch
 from support import assert_close
 
 from permutohedral.ops import reference
-from permutohedral.ops import triton as kernels
+from permutohedral.ops.triton import BACKEND as kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -27,7 +27,7 @@ def test_more_corners_than_can_be_sorted() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(InputError, match="fewer than 2,147,483,647 corners in deterministic mode, got 450,000,000"):
-            incidence.list_corners(vertices, vertices, 1)
+            incidence.build_incidence(vertices, vertices, 1)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -42,7 +42,7 @@ def test_splat_listed(points: int, rows: int, crowded: int, deterministic: bool)
     vertices, barycentric = corners(points, rows + 3, crowded)
     values = torch.randn(points, 5)
     torch.use_deterministic_algorithms(deterministic)
-    listed = incidence.list_corners(vertices, barycentric, rows)
+    listed = incidence.build_incidence(vertices, barycentric, rows)
     torch.use_deterministic_algorithms(False)
     exactly = torch.cat([values, torch.ones(points, 1)], dim=1).double()
     expected = reference.splat(exactly, vertices, barycentric.double(), rows + 3)[:rows].float()
@@ -59,7 +59,7 @@ def test_splat_listed_on_two_lattices() -> None:
     values = torch.randn(90, 5)
     for rows in ((70, 80), (8, 3), (70, 3)):
         sides = [corners(90, number, 0) for number in rows]
-        listed = [incidence.list_corners(*each, number) for each, number in zip(sides, rows, strict=True)]
+        listed = [incidence.build_incidence(*each, number) for each, number in zip(sides, rows, strict=True)]
         found = [values.new_empty(number, 5) for number in rows]
         kernel.launch_all(incidence.gather_into_both(found, values, listed))
         for actual, (vertices, barycentric), number in zip(found, sides, rows, strict=True):

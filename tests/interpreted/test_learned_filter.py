@@ -13,8 +13,8 @@ import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice import memory
-from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use as use_backend
+from permutohedral.ops.triton import BACKEND as kernels
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def test_on_a_lattice(case: Case, halo: int, monkeypatch: pytest.MonkeyPatch) ->
         calls.append(arguments)
         return fused(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kernels, "filter_learned", count)
+    monkeypatch.setattr(type(kernels), "filter_learned", staticmethod(count))
     features, targets = case.points()
     lattice = ph.build_lattice(features, targets, neighborhood_size=1, halo=halo)
     assert_as_reference(case.layer(), case, None, None, lattice)

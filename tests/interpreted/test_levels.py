@@ -11,7 +11,7 @@ from torch.autograd import gradgradcheck
 
 import permutohedral as ph
 from permutohedral.lattice.neighborhood import Neighborhood
-from permutohedral.ops import operators
+from permutohedral.ops.binding import bind
 from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.triton.build import lattice
 
@@ -19,9 +19,11 @@ from permutohedral.ops.triton.build import lattice
 def assert_same_levels(keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor) -> tuple[Tensor, ...]:
     """The same parents and simplices, however the coarse lattice points are numbered; returns the coarse ones."""
     with use_backend("triton"):
-        coarse_keys, parents, *coarse = operators.coarsen_lattice(keys, table, vertices, barycentric)
+        coarse_keys, parents, *coarse = bind(torch.empty(0)).coarsen_lattice(keys, table, vertices, barycentric)
     with use_backend("reference"):
-        expected_keys, expected_parents, _, *expected = operators.coarsen_lattice(keys, table, vertices, barycentric)
+        expected_keys, expected_parents, _, *expected = bind(torch.empty(0)).coarsen_lattice(
+            keys, table, vertices, barycentric
+        )
     assert len(coarse_keys) == len(expected_keys)
     assert torch.equal(coarse_keys[parents.long()], expected_keys[expected_parents.long()])
     assert torch.equal(coarse_keys[coarse[1].long()], expected_keys[expected[0].long()])
@@ -35,7 +37,7 @@ def test_levels(dimension: int, dtype: torch.dtype, items: int) -> None:
     features = 4 * torch.randn(8, dimension, dtype=dtype)
     batch = None if items == 1 else torch.randint(0, items, (8,), dtype=torch.int32)
     with use_backend("triton"):
-        keys, vertices, barycentric, table = operators.index_points(features, batch)
+        keys, vertices, barycentric, table = bind(torch.empty(0)).index_points(features, batch)
     coarse = assert_same_levels(keys, table, vertices, barycentric)
     assert PackedTable.holds(coarse[1])
     assert_same_levels(*coarse)
@@ -72,26 +74,26 @@ def allocated(tensors: list[Tensor]) -> int:
 
 def test_levels_of_keys_without_a_table() -> None:
     with use_backend("triton"):
-        keys, vertices, barycentric, table = operators.index_points(4 * torch.randn(9, 2), None)
+        keys, vertices, barycentric, table = bind(torch.empty(0)).index_points(4 * torch.randn(9, 2), None)
     assert_same_levels(keys, table[:0], vertices.contiguous(), barycentric)
 
 
 def test_levels_are_numbered_alike_where_that_is_asked_for() -> None:
     """And their tables hold these numbers."""
     with use_backend("triton"):
-        keys, vertices, barycentric, table = operators.index_points(4 * torch.randn(5, 3), None)
+        keys, vertices, barycentric, table = bind(torch.empty(0)).index_points(4 * torch.randn(5, 3), None)
         torch.use_deterministic_algorithms(True)
         order = torch.randperm(len(keys))
         place = torch.empty_like(order).scatter(0, order, torch.arange(len(keys)))
-        one = operators.coarsen_lattice(keys, table, vertices, barycentric)
-        other = operators.coarsen_lattice(keys[order], table, place.int()[vertices.long()], barycentric)
+        one = bind(torch.empty(0)).coarsen_lattice(keys, table, vertices, barycentric)
+        other = bind(torch.empty(0)).coarsen_lattice(keys[order], table, place.int()[vertices.long()], barycentric)
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1][order], other[1])
     assert torch.equal(one[3], other[3])
     offsets, found = Neighborhood(3, 1).offsets(), []
     for backend in ("triton", "reference"):
         with use_backend(backend):
-            found.append(operators.find_neighbors(one[0], one[2], one[0], offsets))
+            found.append(bind(torch.empty(0)).find_neighbors(one[0], one[2], one[0], offsets))
     assert torch.equal(*found)
 
 
@@ -112,7 +114,7 @@ def test_largest(dtype: torch.dtype, vertices: Tensor) -> None:
     found = []
     for backend in ("reference", "triton"):
         with use_backend(backend):
-            found.append(operators.splat_largest(values, vertices, 6))
+            found.append(bind(torch.empty(0)).splat_largest(values, vertices, 6))
     (expected, expected_winners), (most, winners) = found
     assert torch.equal(most.isnan(), expected.isnan())
     assert torch.equal(most.nan_to_num(), expected.nan_to_num())
@@ -123,8 +125,8 @@ def test_the_largest_on_lattices_without_room_for_all() -> None:
     """Lattice points beyond the last row are left out, as in splat and slice."""
     values = torch.randn(len(FEW), 3)
     with use_backend("triton"):
-        whole, winners = operators.splat_largest(values, FEW, 5)
-        part, part_winners = operators.splat_largest(values, FEW, 2)
+        whole, winners = bind(torch.empty(0)).splat_largest(values, FEW, 5)
+        part, part_winners = bind(torch.empty(0)).splat_largest(values, FEW, 2)
     assert torch.equal(part, whole[:2])
     assert torch.equal(part_winners, winners[:2])
 

@@ -13,15 +13,14 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.compat.pydensecrf import densecrf
-from permutohedral.ops import triton as kernels
-from permutohedral.ops.contract import Declined, PairwiseTables
+from permutohedral.ops.contract import PairwiseTables
 from permutohedral.ops.dispatch import use as use_backend
+from permutohedral.ops.triton import BACKEND as kernels
 
 
 def run_field(energies: Tensor, start: Tensor | None, tables: list[PairwiseTables], steps: int) -> Tensor:
     """The marginals that the kernels compute."""
     result = kernels.mean_field(energies, start, tables, steps, False)
-    assert not isinstance(result, Declined)
     return result[0]
 
 
@@ -33,7 +32,6 @@ def test_mean_field(labels: int, dtype: torch.dtype, with_costs: bool) -> None:
     start = torch.softmax(torch.randn(2, labels, 19, dtype=dtype), dim=1)
     for some, begin, steps in ((tables[:1], None, 0), (tables[:2], None, 2), (tables[2:], start, 1)):
         found = run_field(energies, begin, some, steps)
-        assert not isinstance(found, Declined)
         assert_close(found, defined(energies, begin, some, steps))
 
 
@@ -53,7 +51,6 @@ def test_energies_of_16_bits_and_without_end() -> None:
     energies[0, :, 0] = torch.inf
     energies[1, 2, 1] = torch.inf
     found = run_field(energies, None, tables[:2], 0)
-    assert not isinstance(found, Declined)
     assert found.dtype == torch.float32
     assert bool(found.isfinite().all())
     assert_close(found[:, :, 1:], torch.softmax(-energies.double(), dim=1)[:, :, 1:])
@@ -61,7 +58,6 @@ def test_energies_of_16_bits_and_without_end() -> None:
     assert_close(found[0, :, 0], torch.full((3,), 1 / 3))
     energies[0, 1, 2] = torch.nan
     found = run_field(energies, None, tables[:2], 0)
-    assert not isinstance(found, Declined)
     assert torch.equal(found.isnan().any(dim=1), energies.isnan().any(dim=1))
 
 
@@ -100,7 +96,8 @@ def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
 
 def test_declines_more_labels_than_a_tile_holds() -> None:
     _, tables = field(3, 20, torch.float32, False)
-    assert isinstance(kernels.mean_field(torch.randn(2, 257, 20), None, tables[:1], 2, False), Declined)
+    given = torch.randn(2, 257, 20), None, tables[:1], 2, False
+    assert "at most 256 labels, got 257" in str(ph.backends.explain_call(kernels.mean_field, *given))
 
 
 def test_the_drop_in_for_pydensecrf() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from permutohedral.nn import PermutohedralConv
 from permutohedral.ops import reference
-from permutohedral.ops import triton as kernels
 from permutohedral.ops.contract import transpose_weight
 from permutohedral.ops.dispatch import use as use_backend
+from permutohedral.ops.triton import BACKEND as kernels
 from permutohedral.ops.triton.filter.weight_gradient import scaled_fp16_gradients
 
 

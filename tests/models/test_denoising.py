@@ -55,8 +55,11 @@ def test_the_spatial_filter_is_a_correlation() -> None:
 
 def test_the_untrained_permutohedral_denoiser_is_the_gaussian_bilateral_filter() -> None:
     noisy = noisy_images(batch=1)
-    expected = ph.bilateral_filter(noisy, sigma_space=1.5, sigma_color=0.2, method="dense")
-    assert_close(PermutohedralDenoiser(sigma_space=1.5, sigma_color=0.2).to(DEVICE)(noisy), expected)
+    places = ph.features.positions(noisy.shape[2:], sigma=1.5, device=DEVICE, dtype=noisy.dtype)
+    features = ph.features.join(places, ph.features.colors(noisy[0], sigma=0.2))
+    expected = ph.gaussian_filter(ph.features.colors(noisy[0]), features, method="dense")
+    found = PermutohedralDenoiser(sigma_space=1.5, sigma_color=0.2).to(DEVICE)(noisy)
+    assert_close(ph.features.colors(found[0]), expected)
 
 
 def test_the_combined_denoiser_starts_as_the_permutohedral_one() -> None:

@@ -17,7 +17,7 @@ from permutohedral.models import image_denoiser
 from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.image_denoiser import Denoiser
 from permutohedral.models.noise_level import estimate_noise
-from permutohedral.models.pretrained import shipped_models
+from permutohedral.models.pretrained import load_pretrained, shipped_models
 
 
 def flat_regions(channels: int = 1, height: int = 90, width: int = 120) -> Tensor:
@@ -98,7 +98,7 @@ def test_tensors_are_on_the_device_of_the_image(model: str, channels: int, monke
     """With another default device, a tensor that is made without one cannot be mixed with the image."""
     pixels = noisy(flat_regions(channels, 250, 260), 25.0)
     # models are loaded on the default device
-    monkeypatch.setattr(image_denoiser, "load_pretrained", functools.cache(image_denoiser.load_pretrained))
+    monkeypatch.setattr(image_denoiser, "load_pretrained", functools.cache(load_pretrained))
     expected = Denoiser(model)(pixels)
     with torch.device("meta"):
         denoised = Denoiser(model)(pixels)

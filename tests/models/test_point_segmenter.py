@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,31 @@ def test_rejects_other_files(tmp_path: Path) -> None:
         PointSegmenter(0, {"road": 300})
 
 
-# 480 terabytes of weights, and more levels than tensors
-@pytest.mark.parametrize("channels", [[1_000_000, 2_000_000], [8] * 100_000])
-def test_small_files_cannot_claim_large_networks(channels: list[int], tmp_path: Path) -> None:
-    path, options = tmp_path / "network.safetensors", {"in_channels": 0, "classes": {"a": 1}, "channels": channels}
+# 480 terabytes of weights, more levels than tensors, more classes than a file can have
+@pytest.mark.parametrize(
+    "claim",
+    [{"channels": [1_000_000, 2_000_000]}, {"channels": [8] * 100_000}, {"classes": 5_000_000}],
+    ids=["weights", "levels", "classes"],
+)
+def test_small_files_cannot_claim_large_networks(claim: dict[str, object], tmp_path: Path) -> None:
+    path, options = tmp_path / "network.safetensors", {"in_channels": 0, "classes": {"a": 1}, "channels": [8], **claim}
     tensors = {"weight": torch.zeros(1), "bias": torch.zeros(1)}
     save_file(tensors, path, metadata={"points": json.dumps(options)})
-    with pytest.raises(DataError, match=r"not a point-cloud model|other shapes than the network it describes"):
-        PointSegmenter.from_pretrained(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"not a point-cloud model|other shapes than the network|at most 256"):
+            PointSegmenter.from_pretrained(path)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_rejects_steps_that_are_no_lengths(tmp_path: Path) -> None:
+    for step in (0, -0.5, float("nan")):
+        with pytest.raises(InputError, match="step must be a positive number"):
+            PointSegmenter(0, 2, step=step)
+    options = {"in_channels": 0, "classes": 2, "channels": [8], "step": "far"}
+    network = PointSegmenter(0, 2, channels=(8,))
+    save_file(network.state_dict(), tmp_path / "a.safetensors", metadata={"points": json.dumps(options)})
+    with pytest.raises(DataError, match="cannot read the model"):
+        PointSegmenter.from_pretrained(tmp_path / "a.safetensors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from support import DEVICE, assert_close
@@ -27,3 +29,18 @@ def test_steps_run_as_usual(num_levels: int | None) -> None:
         assert_close(found, ph.slice(ph.splat(values, lattice), lattice))
         assert same is not values
         assert not found.requires_grad
+
+
+class Losses(NamedTuple):
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+def test_results_are_copied_in_all_containers() -> None:
+    part = torch.zeros((), requires_grad=True)
+    step = ph.nn.capture_step(lambda lattice: Losses(lattice.source.barycentric.sum(), {"part": part}))
+    found = step(torch.randn(9, 2))
+    assert isinstance(found, Losses)
+    assert_close(found.total, torch.tensor(9.0))
+    assert found.parts["part"] is not part
+    assert not found.parts["part"].requires_grad

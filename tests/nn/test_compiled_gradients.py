@@ -69,6 +69,11 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
         "LatticeLinearDown": (ph.nn.LatticeLinearDown(2, 3, 2), (ON_FINE,), (PYRAMID, 0)),
         "LatticeConvUp": (ph.nn.LatticeConvUp(2, 3, 2), (ON_COARSE,), (PYRAMID, 0)),
         "LatticeLinearUp": (ph.nn.LatticeLinearUp(2, 3), (ON_COARSE,), (PYRAMID, 0)),
+        "LatticeUNet": (
+            ph.nn.LatticeUNet(2, 3, 2, step=1.0, widths=(4, 8)),
+            (image(20, 2),),
+            (None, None, PYRAMID),
+        ),
     },
     "guides": {
         "DenseCRF": (

@@ -207,16 +207,6 @@ def test_repr(layer: PermutohedralConv, text: str) -> None:
     assert repr(layer) == text
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_16_bit_layer_takes_float32_features(half: torch.dtype) -> None:
-    layer = PermutohedralConv(2, 3, 2, learn_sigma=True, device=DEVICE).to(half)
-    output = layer(draw(20, 2).to(half), draw(20, 2, seed=1))
-    assert output.dtype == half
-    assert output.isfinite().all()
-    output.float().sum().backward()
-    assert all(each.grad is not None and each.grad.dtype == half for each in layer.parameters())
-
-
 def test_training_recovers_a_filter() -> None:
     """A layer fits the output of another one that has the same shape: the loss goes to zero."""
     values, features = draw(100, 2), 2 * draw(100, 2, seed=1)

@@ -80,6 +80,10 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
         lambda **options: ph.nn.LatticeLinearUp(2, 3, **options),
         lambda pyramid: (on_level(pyramid, 1), pyramid, 0),
     ),
+    "LatticeUNet": (
+        lambda **options: ph.nn.LatticeUNet(2, 3, 2, step=1.0, widths=(2, 3), **options),
+        lambda pyramid: (draw(12, 2), None, None, pyramid),
+    ),
 }
 
 

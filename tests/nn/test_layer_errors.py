@@ -138,6 +138,26 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         r"sample_weight must be \[4, 5\].*got \[5\]",
     ),
+    "kernel_size": (
+        lambda: ph.nn.BilateralConv2d(3, 8, 3),  # type: ignore[arg-type]
+        InputError,
+        "kernel_size must be left out, got 3: pass neighborhood_size",
+    ),
+    "kernel_size_by_name": (
+        lambda: ph.nn.BilateralConv3d(1, 8, kernel_size=(3, 3, 3)),  # type: ignore[arg-type]
+        InputError,
+        r"kernel_size must be left out, got \(3, 3, 3\): pass neighborhood_size",
+    ),
+    "sigma_color_without_guide": (
+        lambda: ph.nn.BilateralConv2d(3, 8, guide_channels=0, sigma_color=0.1),
+        InputError,
+        "sigma_color must be left out with guide_channels=0, got 0.1",
+    ),
+    "guide_without_channels": (
+        lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=0)(zeros(1, 4, 5), zeros(3, 4, 5)),
+        InputError,
+        "guide must have 0 channels.*guide_channels=3 for this guide",
+    ),
     "sigma": (
         lambda: ph.nn.BilateralFilter(sigma_space=-1.0, sigma_color=1.0),
         InputError,

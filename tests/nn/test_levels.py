@@ -71,22 +71,6 @@ def test_compiled_and_empty(name: str, points: int) -> None:
     assert_close(again(values, *arguments), expected)
 
 
-@pytest.mark.parametrize("name", layers())
-def test_autocast(name: str) -> None:
-    layer, level = layers()[name]
-    layer = layer.float()
-    pyramid = ph.levels.build_pyramid(draw(9, 2, scale=2.0).float(), 2)
-    values = draw(pyramid.levels[level].num_lattice_points, 2).float().requires_grad_()
-    expected = layer(values, *arguments_of(name, pyramid))
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        found = layer(values, *arguments_of(name, pyramid))
-    # sums of few numbers of eight bits
-    assert float((found.float() - expected).detach().abs().max()) <= 0.02 * float(expected.detach().abs().max())
-    (gradient,) = torch.autograd.grad(found.float().square().sum(), values)
-    assert gradient.dtype == torch.float32
-    assert bool(gradient.isfinite().all())
-
-
 def test_linear_layers_preserve_constants() -> None:
     """Where no lattice point is missing, with channels that are not mixed."""
     grid = torch.cartesian_prod(*[torch.arange(9.0)] * 2).to(DEVICE)

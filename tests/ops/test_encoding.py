@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 import torch
 from support import assert_close
 
 import permutohedral as ph
 from permutohedral.ops import reference
+from permutohedral.ops.backend import Backend
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
 @pytest.mark.parametrize("dimension", [1, 2, 3, 5, 6, 16])
 def test_encoding(
-    native: ModuleType, dimension: int, channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    native: Backend, dimension: int, channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more points than a task takes; the bits do not depend on the number of threads."""
     table_size = 60 if dimension == 2 else 64

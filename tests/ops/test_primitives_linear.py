@@ -13,8 +13,8 @@ import torch
 from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
-from permutohedral.ops.contract import Primitives
-from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.dispatch import backend_on
 
 POINTS, LATTICE_POINTS, CORNERS = 37, 19, 4
 FILTER_SIZE, TARGETS = 7, 23
@@ -24,8 +24,8 @@ SHAPES = [(1, 1, 1), (3, 2, 1), (4, 6, 2), (6, 6, 6), (5, 10, 5), (16, 32, 1), (
 
 
 @pytest.fixture
-def primitives(backend: str) -> Primitives:
-    return primitives_for(torch.empty(0, device=DEVICE))
+def primitives(backend: str) -> Backend:
+    return backend_on(DEVICE.type)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def gather(lattice_values: np.ndarray, neighbors: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_splat(
-    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
+    primitives: Backend, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
 ) -> None:
     values, barycentric = random.normal(size=(POINTS, channels)), random.random((POINTS, CORNERS))
     result = primitives.splat(to_tensor(values, dtype), vertices, to_tensor(barycentric, dtype), LATTICE_POINTS)
@@ -69,7 +69,7 @@ def test_splat(
 
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_slice(
-    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
+    primitives: Backend, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
 ) -> None:
     values, barycentric = random.normal(size=(LATTICE_POINTS, channels)), random.random((POINTS, CORNERS))
     result = primitives.slice(to_tensor(values, dtype), vertices, to_tensor(barycentric, dtype))
@@ -79,7 +79,7 @@ def test_slice(
 
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_barycentric_gradient(
-    primitives: Primitives, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
+    primitives: Backend, dtype: torch.dtype, vertices: Tensor, channels: int, random: np.random.Generator
 ) -> None:
     values, lattice_values = random.normal(size=(POINTS, channels)), random.normal(size=(LATTICE_POINTS, channels))
     result = primitives.barycentric_gradient(to_tensor(values, dtype), to_tensor(lattice_values, dtype), vertices)
@@ -89,7 +89,7 @@ def test_barycentric_gradient(
 
 @pytest.mark.parametrize(("in_channels", "out_channels", "groups"), SHAPES)
 def test_convolve(
-    primitives: Primitives, dtype: torch.dtype, neighbors: Tensor, in_channels: int, out_channels: int, groups: int
+    primitives: Backend, dtype: torch.dtype, neighbors: Tensor, in_channels: int, out_channels: int, groups: int
 ) -> None:
     random = np.random.default_rng(1)
     values = random.normal(size=(LATTICE_POINTS, in_channels))
@@ -103,7 +103,7 @@ def test_convolve(
 
 @pytest.mark.parametrize(("in_channels", "out_channels", "groups"), SHAPES)
 def test_convolve_weight_gradient(
-    primitives: Primitives, dtype: torch.dtype, neighbors: Tensor, in_channels: int, out_channels: int, groups: int
+    primitives: Backend, dtype: torch.dtype, neighbors: Tensor, in_channels: int, out_channels: int, groups: int
 ) -> None:
     random = np.random.default_rng(1)
     values, gradient = random.normal(size=(LATTICE_POINTS, in_channels)), random.normal(size=(TARGETS, out_channels))
@@ -122,7 +122,7 @@ def test_convolve_weight_gradient(
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_sixteen_bit_values_are_rounded_once(
-    primitives: Primitives, half: torch.dtype, vertices: Tensor, neighbors: Tensor, random: np.random.Generator
+    primitives: Backend, half: torch.dtype, vertices: Tensor, neighbors: Tensor, random: np.random.Generator
 ) -> None:
     """Sums are kept in float32: the result is that of float32, rounded. A sum kept in 16 bits would drift."""
     points = 5000
@@ -155,7 +155,7 @@ def assert_one_rounding(actual: Tensor, exact: Tensor, dtype: torch.dtype) -> No
     assert ((actual.float() - exact).abs() <= unit).all()
 
 
-def test_splat_and_slice_take_strided_rows_of_one_channel(primitives: Primitives, vertices: Tensor) -> None:
+def test_splat_and_slice_take_strided_rows_of_one_channel(primitives: Backend, vertices: Tensor) -> None:
     """A column of a wider tensor, and a broadcast row: strides of n and of 0."""
     wide = to_tensor(np.arange(POINTS * 3).reshape(POINTS, 3))
     ones = to_tensor(np.ones((POINTS, CORNERS)))

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import dispatch
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.constants import axis_offsets
 
 _BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
@@ -28,8 +28,8 @@ THREADS = [2, 3, 7]
 
 
 @pytest.fixture
-def native() -> ModuleType:
-    from permutohedral.ops import native as backend
+def native() -> Backend:
+    from permutohedral.ops.native import BACKEND as backend
 
     return backend
 
@@ -41,7 +41,7 @@ def threads_afterwards() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dtype) -> list[Tensor]:
+def run_all(native: Backend, features: Tensor, channels: int, dtype: torch.dtype) -> list[Tensor]:
     """Every primitive once, on inputs that are the same in every call."""
     generator = torch.Generator().manual_seed(0)
 
@@ -74,7 +74,7 @@ def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dt
 
 # many channels are shared among the threads where the points are in no order, few never
 @pytest.mark.parametrize(("channels", "order"), [(1, "scan"), (1, "random"), (32, "scan"), (19, "random")])
-def test_same_bits_on_any_number_of_threads(native: ModuleType, dtype: torch.dtype, channels: int, order: str) -> None:
+def test_same_bits_on_any_number_of_threads(native: Backend, dtype: torch.dtype, channels: int, order: str) -> None:
     points = 70_001
     if order == "scan":
         row = torch.arange(points)
@@ -92,7 +92,7 @@ def test_same_bits_on_any_number_of_threads(native: ModuleType, dtype: torch.dty
 
 
 def _index_in_child(features: Tensor, queue: multiprocessing.Queue[tuple[int, float]]) -> None:
-    from permutohedral.ops import native
+    from permutohedral.ops.native import BACKEND as native
 
     # torch's own threads hang in a forked child, so nothing here may start them: sums by NumPy
     torch.set_num_threads(2)
@@ -101,7 +101,7 @@ def _index_in_child(features: Tensor, queue: multiprocessing.Queue[tuple[int, fl
     queue.put((len(keys), float(splatted.numpy().sum())))
 
 
-def test_forked_children_of_a_threaded_parent(native: ModuleType) -> None:
+def test_forked_children_of_a_threaded_parent(native: Backend) -> None:
     """As the workers of a data loader: a fork must neither hang nor need the threads of its parent."""
     torch.set_num_threads(2)
     features = torch.randn(60_000, 3, dtype=torch.float64) * 4
@@ -123,7 +123,7 @@ def test_forked_children_of_a_threaded_parent(native: ModuleType) -> None:
     assert torch.equal(native.index_points(features, None)[0], keys)
 
 
-def test_calls_from_several_python_threads(native: ModuleType) -> None:
+def test_calls_from_several_python_threads(native: Backend) -> None:
     torch.set_num_threads(2)
     inputs = [torch.randn(40_000, 3, generator=torch.Generator().manual_seed(i)) * 4 for i in range(8)]
     expected = [native.index_points(features, None)[:3] for features in inputs]
@@ -134,7 +134,7 @@ def test_calls_from_several_python_threads(native: ModuleType) -> None:
                 assert all(torch.equal(a, b) for a, b in zip(actual, alone, strict=True))
 
 
-def test_the_interpreter_runs_on_meanwhile(native: ModuleType) -> None:
+def test_the_interpreter_runs_on_meanwhile(native: Backend) -> None:
     """The core releases the interpreter's lock: another thread makes progress during one long call."""
     features = torch.randn(1_500_000, 5) * 4
     ticks: list[int] = []
@@ -158,7 +158,7 @@ def test_the_interpreter_runs_on_meanwhile(native: ModuleType) -> None:
 
 _STARTED_THREADS = """
 import os, torch
-from permutohedral.ops import native
+from permutohedral.ops.native import BACKEND as native
 torch.set_num_threads(4)
 features = torch.zeros(100_000, 3)
 before = len(os.listdir("/proc/self/task"))

@@ -1,4 +1,4 @@
-"""Requests for pages and sockets need the token."""
+"""Requests for pages and sockets need the token, and their bodies have a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from permutohedral.playground.access import TokenRequired
+from permutohedral.playground.access import SizeLimited, TokenRequired
 
 # fixed, since names of tests contain it and all workers must collect the same
 TOKEN = "the-token-of-these-tests-is-long"
@@ -77,3 +77,22 @@ def test_rejects_the_cookie_from_pages_of_other_servers(origin: str) -> None:
     assert ask("http", "", COOKIE, origin)[0]["status"] == 403
     own = ask("websocket", "", COOKIE, "http://127.0.0.1:8000")
     assert [answer["type"] for answer in own] == ["websocket.accept"]
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [(None, 200), ((b"content-length", b"1000"), 200), ((b"content-length", b"1001"), 413),
+     ((b"transfer-encoding", b"chunked"), 413)],
+)  # fmt: skip
+def test_rejects_large_bodies_before_reading_them(header: tuple[bytes, bytes] | None, status: int) -> None:
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("the body is read")
+
+    scope = {"type": "http", "headers": [(b"host", b"127.0.0.1"), *([] if header is None else [header])]}
+    asyncio.run(SizeLimited(secret, 1000)(scope, receive, send))
+    assert answers[0]["status"] == status

@@ -78,6 +78,24 @@ def test_check_ends_a_request_after_a_newer_one(recorder: Recorder) -> None:
     assert recorder.failed == []
 
 
+def test_drops_the_error_of_a_request_after_a_newer_one(recorder: Recorder) -> None:
+    """The file of an earlier photo may be deleted."""
+    gate, started = threading.Event(), threading.Event()
+
+    def fail(check: Check) -> Steps:
+        started.set()
+        assert gate.wait(PATIENCE)
+        raise FileNotFoundError
+        yield 0.0
+
+    recorder.runner.submit(fail)
+    assert started.wait(PATIENCE)
+    recorder.runner.submit(recorder.request("newer"))
+    gate.set()
+    assert recorder.idle.wait(PATIENCE)
+    assert (recorder.shown, recorder.failed) == (["newer"], [])
+
+
 def test_reports_an_error_and_runs_the_next_request(recorder: Recorder) -> None:
     def fail(check: Check) -> Steps:
         if check is not None:

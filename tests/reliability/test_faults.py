@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import stat
-import struct
 import sys
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from image_files import png_chunk
 from reliability.disks import disk, largest_file, remount
 
 from experiments.results import read_weights, write_weights
-from permutohedral.errors import InputError, PermutohedralError, StorageError
+from permutohedral.errors import PermutohedralError, StorageError
 from permutohedral.files.atomic import replacing, write_bytes
-from permutohedral.files.formats.image import MAX_PIXELS_VARIABLE, ImageData, read_image, write_image
+from permutohedral.files.formats.image import ImageData, read_image, write_image
 
 ENDINGS = ["jpg", "png", "tif", "bmp", "ppm", "webp", "gif", "jp2"]
 
@@ -57,25 +54,6 @@ def test_reports_damaged_weights(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(StorageError, match="cannot read the weights"):
         read_weights(path)
-
-
-def png_of_claimed_size(width: int, height: int) -> bytes:
-    """Return a small PNG file that claims any size."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    pixels = zlib.compress(b"\0" * 1000)
-    parts = (b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, content) for kind, content in parts)
-
-
-def test_rejects_an_image_that_claims_to_be_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "bomb.png"
-    path.write_bytes(png_of_claimed_size(60_000, 60_000))
-    with pytest.raises(InputError, match=r"claims 60,000 x 60,000 pixels.*PERMUTOHEDRAL_MAX_PIXELS"):
-        read_image(path)
-    monkeypatch.setenv(MAX_PIXELS_VARIABLE, "10")
-    path.write_bytes(png_of_claimed_size(4, 4))
-    with pytest.raises(InputError, match="claims 4 x 4 pixels, more than 10"):
-        read_image(path)
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif", "bmp", "tif", "webp"])

@@ -102,9 +102,9 @@ def test_gaussian_filter_is_its_definition(backend: str, dimension: int) -> None
 
 def test_bilateral_filter_is_its_definition(backend: str) -> None:
     image = random(3, 8, 9)
-    # on row 0 a pixel lies between two simplices, and rounding chooses one
     positions = 1 + np.indices((8, 9)).reshape(2, -1)
-    features = np.concatenate([positions / 2.0, image.reshape(3, -1).numpy() / 0.4]).T
+    # the features of images are shifted off the facets of the lattice
+    features = np.concatenate([positions / 2.0, image.reshape(3, -1).numpy() / 0.4]).T + 0.2360679775
     pixels = np.concatenate([image.reshape(3, -1).numpy(), np.ones((1, 72))]).T
     blurred = blur_by_definition(pixels, features)
     expected = (blurred[:, :3] / blurred[:, 3:]).T.reshape(3, 8, 9)

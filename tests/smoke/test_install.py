@@ -149,11 +149,11 @@ def test_write_onto_a_folder_raises(tmp_path: Path) -> None:
 
 @needs_images
 @pytest.mark.parametrize("name", NAMES)
-def test_filter_image_in_place(tmp_path: Path, name: str) -> None:
-    path = write_picture(tmp_path / name / f"{name}.png")
-    before = read_picture(path)
-    ph.files.filter_image(path, path, sigma_space=3.0, sigma_color=0.5)
-    after = read_picture(path)
+def test_filter_image(tmp_path: Path, name: str) -> None:
+    source, result = (tmp_path / name / f"{name}{end}.png" for end in ("", " filtered"))
+    before = read_picture(write_picture(source))
+    ph.files.filter_image(source, result, sigma_space=3.0, sigma_color=0.5)
+    after = read_picture(result)
     assert after.shape == before.shape
     assert after.std() < before.std()
 

@@ -13,6 +13,7 @@ import readme
 import tables
 from typer.testing import CliRunner
 
+from benchmarks import run_time
 from permutohedral.cli.application import application
 from permutohedral.errors import DOCUMENTATION
 
@@ -128,20 +129,48 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+FOLDERS = ("src", "native", "tests", "experiments", "benchmarks", "docs", "tools", "recipe", ".github")
+# outputs of commands, folders of data sets, and results, which `make tables` checks
+OTHER_FOLDERS = ("dist", "site", "bsds500", "mnist", "results")
+
+
+@pytest.fixture(scope="module")
+def tree() -> str:
+    """The paths of all files and folders of the repository, one per line."""
+    places = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+    return "\n".join(path.relative_to(ROOT).as_posix() for path in (*ROOT.iterdir(), *places))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_named_files_exist(page: Path, tree: str) -> None:
+    """Paths from the root in any text, also in code, and names of files and folders between backticks."""
+    path = rf"(?<![\w/.-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*\w"
+    name = r"(?<=`)[\w./*-]+(?:/|\.(?:py|[ch]pp|md|toml|ya?ml|json|csv))(?=`)"
+    named = {each.rstrip("/") for each in re.findall(f"{path}|{name}", page.read_text())}
+    wanted = {each for each in named if each.split("/")[0] not in OTHER_FOLDERS and "NAME" not in each}
+    patterns = {each: re.escape(each).replace(r"\*", "[^/]*") for each in wanted}
+    # a page about a folder may name its files without it
+    assert [each for each, way in patterns.items() if not re.search(rf"^(.*/)?{way}$", tree, re.MULTILINE)] == []
+
+
 ARCHITECTURE = ROOT / "docs" / "develop" / "architecture.md"
-PACKAGE = ROOT / "src" / "permutohedral"
-
-
-def test_the_architecture_names_files_that_exist() -> None:
-    named = set(re.findall(r"`([\w*./]+(?:/|\.py|\.[ch]pp))`", ARCHITECTURE.read_text()))
-    # below its folder a file may be named without it
-    patterns = [(ROOT, "{}"), (PACKAGE, "**/{}"), (ROOT / "tools", "**/{}")]
-    assert len(named) > 15
-    assert {name for name in named if not any(any(top.glob(how.format(name))) for top, how in patterns)} == set()
 
 
 def test_the_architecture_is_short() -> None:
     assert len(ARCHITECTURE.read_text().split()) <= 1500
+
+
+def test_run_times_are_over_those_of_the_faster_convolution() -> None:
+    peers = [{"name": name, "median": 4.0 / (1 + place)} for place, name in enumerate(run_time.CONVOLUTIONS)]
+    results = [
+        {"workload": f"run-time-{channels}-{passes}", "ours": {"name": "layer", "median": median}, "peers": peers}
+        for channels in run_time.CHANNELS
+        for passes, median in (("forward", 3.0), ("training", 50.0))
+    ]
+    header, _, fastest, layer = tables.run_time_table({"results": results}).splitlines()
+    assert header.startswith("|  | 1 channel | 4 channels |")
+    assert fastest.startswith("| Conv2d 5 x 5, the faster layout | 2 / 2 ms |")
+    assert layer == "| layer |" + " 1.5 / 25 |" * len(run_time.CHANNELS)
 
 
 @pytest.mark.parametrize("page", readme.pages(), ids=lambda page: page.name)

@@ -24,6 +24,8 @@ def test_tutorials_run(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # without the data, tutorials take a few seconds
+    monkeypatch.delenv("PERMUTOHEDRAL_DATA", raising=False)
     mpl.use("agg")
     runpy.run_path(str(script), run_name="__main__")
     plt.close("all")
@@ -61,7 +63,7 @@ def test_pages_stay_short() -> None:
     words = {page: len(table.sub("", page.read_text()).split()) for page in [*DOCS.rglob("*.md"), *TUTORIALS]}
     guide = sum(count for page, count in words.items() if page.parent.name in ("guide", "tutorials"))
     assert guide <= 15_000
-    assert sum(words.values()) <= 24_400
+    assert sum(words.values()) <= 25_000
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -58,7 +58,7 @@ def filter_array(
 
     Filters tile by tile; the result equals the filter of the whole array. OUTPUT has the axes, dtype, chunks and
     compression of INPUT; pages of a TIFF that exceed the memory become smaller chunks. It appears, and replaces an
-    existing one, when it is complete. Needs the extra dask.
+    earlier result, when it is complete. Needs the extra dask.
 
     Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """

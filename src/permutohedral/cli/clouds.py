@@ -74,4 +74,4 @@ def segment_cloud(
             typer.echo(json.dumps(counts, indent=2))
         elif sys.stdout.isatty():
             total = max(sum(counts.values()), 1)
-            typer.echo(", ".join(f"{name} {100 * number / total:.1f} %" for name, number in counts.items()))
+            show(", ".join(f"{name} {100 * number / total:.1f} %" for name, number in counts.items()))

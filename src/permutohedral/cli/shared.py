@@ -108,6 +108,8 @@ def call_job(name: str, **options: Any) -> Any:
 
     with warnings.catch_warnings(), progress_bar() as progress:
         warnings.showwarning = lambda message, *_: show(f"note: {message}", err=True)
+        # by Pillow; `files` has a limit of its own
+        warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
         try:
             return getattr(files, name)(**options, progress=progress)
         except KeyboardInterrupt as error:
@@ -150,7 +152,7 @@ def run_batch(name: str, options: dict[str, Any]) -> None:
 def need_output(paths: list[Path]) -> list[Path]:
     """Check that an argument INPUT... OUTPUT has both; click would miss the first instead of the last."""
     if len(paths) == 1:
-        raise typer.BadParameter(f"OUTPUT is missing after {paths[0]}")
+        raise typer.BadParameter(printable(f"OUTPUT is missing after {paths[0]}"))
     return paths
 
 

@@ -259,8 +259,8 @@ def _resize(mask: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     import torch
     from torch.nn.functional import interpolate
 
-    resized: NDArray[Any] = interpolate(torch.from_numpy(mask.astype(np.float64))[None, None], shape, mode="bilinear")
-    return np.asarray(resized[0, 0])
+    resized = interpolate(torch.from_numpy(mask.astype(np.float64))[None, None], list(shape), mode="bilinear")
+    return resized[0, 0].numpy()
 
 
 def _find_cells(cells: Tensor) -> tuple[Tensor, Tensor]:

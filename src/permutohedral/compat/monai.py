@@ -47,7 +47,7 @@ _TIE = 1e-9
 _STEP_NUMBERS = 1 << 20
 
 
-class BilateralFilter:
+class BilateralFilter(torch.autograd.Function):
     """Bilateral filter; call `BilateralFilter.apply`.
 
     >>> import torch
@@ -78,7 +78,7 @@ class BilateralFilter:
         return _sum_windows(image, image, weights, image.new_tensor(color_sigma), "replicate").to(input.dtype)
 
 
-class PHLFilter:
+class PHLFilter(torch.autograd.Function):
     """Gaussian filter over any features; call `PHLFilter.apply`.
 
     >>> import torch
@@ -108,7 +108,7 @@ class PHLFilter:
         return _to_maps(_filter_rows(_to_rows(image), _lattice(features)), input)
 
 
-class TrainableBilateralFilterFunction:
+class TrainableBilateralFilterFunction(torch.autograd.Function):
     """Bilateral filter with a standard deviation for each axis; call `TrainableBilateralFilterFunction.apply`.
 
     >>> import torch
@@ -123,7 +123,7 @@ class TrainableBilateralFilterFunction:
         return _filter_windows(input_img, input_img, (sigma_x, sigma_y, sigma_z), color_sigma)
 
 
-class TrainableJointBilateralFilterFunction:
+class TrainableJointBilateralFilterFunction(torch.autograd.Function):
     """The same along the edges of a guide; call `TrainableJointBilateralFilterFunction.apply`.
 
     >>> import torch

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from permutohedral.crf.pairwise import ComposedPairwise
+from permutohedral.crf.pairwise import CheckedFilter
 from permutohedral.errors import InputError
 from permutohedral.ops.tracing import is_traced
 
@@ -48,7 +48,7 @@ def is_undamped(damping: Damping, repulsions: Sequence[float | Tensor] | None) -
 
 
 def find_damping(
-    damping: Damping, repulsions: Sequence[float | Tensor] | None, pairwise: Sequence[ComposedPairwise]
+    damping: Damping, repulsions: Sequence[float | Tensor] | None, pairwise: Sequence[CheckedFilter]
 ) -> float | Tensor:
     """Return t, a number or one for each row, `[rows, 1]`."""
     if repulsions is None:

@@ -63,8 +63,8 @@ def energies_from_labels(
     each = torch.arange(num_labels, device=labels.device).reshape(-1, *[1] * spatial_dims)
     chosen = labels.unsqueeze(axis) == each
     cost, other = -math.log(certainty), -math.log((1 - certainty) / (num_labels - 1))
-    energies = torch.where(chosen, cost, other)
-    return torch.where(known.unsqueeze(axis), energies, math.log(num_labels)).float()
+    energies = torch.full(chosen.shape, other, dtype=torch.float32, device=labels.device).masked_fill(chosen, cost)
+    return energies.masked_fill(~known.unsqueeze(axis), math.log(num_labels))
 
 
 def energies_from_probabilities(probabilities: Tensor, *, smallest: float = 1e-5) -> Tensor:

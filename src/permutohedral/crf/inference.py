@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,17 +12,16 @@ from torch import Tensor
 from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is_filtered_both_ways, is_undamped
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
-from permutohedral.crf.pairwise import ComposedPairwise, Pairwise, compatibility_of, prepare
+from permutohedral.crf.pairwise import CheckedFilter, Pairwise, compatibility_of, prepare
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
-from permutohedral.ops import composite
-from permutohedral.ops.contract import Declined, PairwiseTables, accumulation_dtype, energies_error
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import accumulation_dtype, energies_error
+from permutohedral.ops.mean_field import allow_labels, finite_logarithm, scores_of, softmax
 from permutohedral.ops.tracing import is_traced, wants_gradient
-
-# scores are finite even times this
-_LARGEST_DAMPING = 2.0**20
 
 
 def mean_field(
@@ -81,21 +80,23 @@ def mean_field(
         has_steps = num_iterations > 0 or start is None
         undamped = tolerance is None and has_steps and is_undamped(damping, repulsions)
         pairwise = _prepare(kernels, lattices, layout)
-        if undamped:
+        learned = [each for pair in pairwise for each in (pair.lattice.source.barycentric, pair.compatibility)]
+        ops = bind(energies, start, *(each for each in learned if isinstance(each, Tensor)))
+        if undamped and pairwise and (num_iterations > 0 or not logarithms) and energies.numel() > 0:
             # `both_ways` is a tensor only where a kernel may repel, and such kernels are damped
-            fused = _FusedMeanField(pairwise, both_ways is True, layout, num_iterations)
-            planes = fused.run(energies, start, logarithms)
-            if not isinstance(planes, Declined):
-                return layout.from_planes(planes).to(energies.dtype)
+            planes = _run_undamped(
+                ops, pairwise, both_ways is True, layout, energies, start, num_iterations, logarithms
+            )
+            return layout.from_planes(planes).to(energies.dtype)
         _reject_nan(energies)
-        dtype, composed = _working_dtype(pairwise, energies), [pair.compose() for pair in pairwise]
+        dtype, composed = _working_dtype(pairwise, energies), [pair.filter_on(ops) for pair in pairwise]
         strength = find_damping(damping, repulsions, composed)
-        field = _Field(_scores_of(energies, layout, dtype), composed, strength, both_ways)
-        logits = field.scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
+        field = _Field(scores_of(layout.to_rows(energies), dtype), composed, strength, both_ways)
+        logits = field.scores if start is None else finite_logarithm(layout.to_rows(start).to(dtype))
         logits = _solve(
             field, logits, num_iterations, tolerance, lambda: items_of_rows(layout, kernels, energies.device)
         )
-        result = torch.log_softmax(logits, dim=1) if logarithms else _softmax(logits)
+        result = torch.log_softmax(logits, dim=1) if logarithms else softmax(logits)
         return layout.from_rows(result).to(energies.dtype)
 
 
@@ -128,12 +129,13 @@ def free_energy(
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
         dtype = _working_dtype(pairwise, energies)
-        costs, rows = _allow_labels(layout.to_rows(energies), 1).to(dtype), layout.to_rows(marginals).to(dtype)
+        costs, rows = allow_labels(layout.to_rows(energies), 1).to(dtype), layout.to_rows(marginals).to(dtype)
         # a label of probability zero may cost infinity, and its logarithm has no derivative
         costs = torch.where((rows == 0) & costs.isinf(), 0.0, costs)
+        ops = bind(rows, costs, *(pair.lattice.source.barycentric for pair in pairwise))
         unary = rows * (costs + torch.where(rows > 0, rows, 1.0).log())
         for pair in pairwise:
-            unary = unary + rows * pair.compose().cost(rows) / 2
+            unary = unary + rows * pair.filter_on(ops).cost(rows) / 2
         items, num_items = items_of_rows(layout, kernels, rows.device)
         # terms of both signs cancel: sum in float64
         sums = unary.sum(dim=1).double()
@@ -201,18 +203,6 @@ def _working_dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtyp
     return pairwise[0].lattice.dtype if pairwise else accumulation_dtype(energies.dtype)
 
 
-def _scores_of(energies: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """Return negative energies, `[rows, labels]`, finite: infinities have no difference."""
-    # products with the damping must be finite, too
-    largest = torch.finfo(dtype).max / _LARGEST_DAMPING
-    return -_allow_labels(layout.to_rows(energies), 1).to(dtype).clamp(-largest, largest)
-
-
-def _allow_labels(energies: Tensor, axis: int) -> Tensor:
-    """Return energies with zeros at points where all labels along `axis` are forbidden: their neighbors decide."""
-    return torch.where((energies == torch.inf).all(dim=axis, keepdim=True), 0.0, energies)
-
-
 def _has_infinity(energies: Tensor) -> bool:
     """Return whether an energy may be infinite; without torch, whose threads wait for each other on a busy machine."""
     numbers = energies.detach()
@@ -222,19 +212,9 @@ def _has_infinity(energies: Tensor) -> bool:
     return numbers.numel() > 0 and not float(numbers.numpy().max()) < math.inf
 
 
-def _softmax(logits: Tensor) -> Tensor:
-    """Return the softmax over labels; torch computes that of two labels ten times as fast by a sigmoid."""
-    return torch.sigmoid(logits - logits.flip(1)) if logits.shape[1] == 2 else torch.softmax(logits, dim=1)
-
-
-def _logarithm(marginals: Tensor) -> Tensor:
-    """Return finite logarithms of marginals, which may be zero."""
-    return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
-
-
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """A mean field, composed of operators.
+    """A mean field, composed of primitives.
 
     Attributes:
         scores: negative energies, `[rows, labels]`.
@@ -244,13 +224,13 @@ class _Field:
     """
 
     scores: Tensor
-    pairwise: Sequence[ComposedPairwise]
+    pairwise: Sequence[CheckedFilter]
     damping: float | Tensor
     both_ways: bool | Tensor
 
     def step(self, logits: Tensor) -> Tensor:
         """Return the logits of the next marginals."""
-        new = self.undamped(_softmax(logits))
+        new = self.undamped(softmax(logits))
         if not isinstance(self.damping, Tensor) and self.damping == 0:
             return new
         return (self.damping * torch.log_softmax(logits, dim=1) + new) / (1 + self.damping)
@@ -260,74 +240,33 @@ class _Field:
         new = self.scores
         for pair in self.pairwise:
             # separate sums pass their gradient on unchanged
-            new = new + pair.gain(marginals, self.both_ways)
+            new = new + pair.message(marginals, self.both_ways)
         return new
 
 
-@dataclass(frozen=True, eq=False)
-class _FusedMeanField:
-    """A mean field without damping and tolerance, in one call of the backend.
-
-    Attributes:
-        pairwise: the kernels.
-        both_ways: whether they are filtered in both directions.
-        layout: of the energies.
-        steps: number of steps.
-    """
-
-    pairwise: Sequence[Pairwise]
-    both_ways: bool
-    layout: Layout
-    steps: int
-
-    def run(self, energies: Tensor, start: Tensor | None, logarithms: bool) -> Tensor | Declined:
-        """Run all steps, and return the marginals as planes, `[items, labels, points]`."""
-        if energies.device.type == "cpu" and (is_traced() or _has_infinity(energies)):
-            # kernels of a GPU do the same
-            energies = _allow_labels(energies, self.layout.label_axis)
-        planes = self.layout.to_planes(energies), None if start is None else self.layout.to_planes(start)
-        as_logits = logarithms or wants_gradient(energies, start, *(pair.compatibility for pair in self.pairwise))
-        found = composite.mean_field.fuse(
-            planes,
-            lambda: self._plan(as_logits),
-            self._compose,
-            constants=[pair.lattice.source.barycentric for pair in self.pairwise],
-            parameters=[pair.parameter if as_logits else pair.compatibility for pair in self.pairwise],
-        )
-        if isinstance(found, Declined) or not as_logits:
-            return found
-        return torch.log_softmax(found, dim=1) if logarithms else torch.softmax(found, dim=1)
-
-    def _compose(self, energies: Tensor, start: Tensor | None, *parameters: float | Tensor) -> Tensor:
-        """Compose the logits of the last marginals of operators; energies and start are planes."""
-        kernels = [pair.with_costs(each) for pair, each in zip(self.pairwise, parameters, strict=True)]
-        pairwise, dtype = [kernel.compose() for kernel in kernels], kernels[0].lattice.dtype
-        layout = replace(self.layout, shape=tuple(energies.shape), labels_last=False)
-        field = _Field(_scores_of(energies, layout, dtype), pairwise, 0.0, self.both_ways)
-        logits = field.undamped(_softmax(field.scores) if start is None else layout.to_rows(start).to(dtype))
-        for _ in range(self.steps - 1):
-            logits = field.step(logits)
-        return layout.from_rows(logits)
-
-    def _plan(self, as_logits: bool) -> tuple[list[PairwiseTables], int, bool] | Declined:
-        """Return the kernels, the number of steps and `as_logits`; raise if the tables exceed the free memory."""
-        if not self.pairwise:
-            return Declined("there are no kernels")
-        if as_logits and (self.steps == 0 or self.layout.num_items * self.layout.points == 0):
-            return Declined("there is no step or no point")
-        tables = [_detach(pair.tables(self.both_ways)) for pair in self.pairwise]
-        # a kernel reads one table and writes one, and needs a third to be filtered in both directions; logits come
-        # with one of each step
-        num_saved = self.steps if as_logits else 0
-        rows = sum((num_saved + (3 if each.both_ways else 2)) * each.axis_neighbors.shape[1] for each in tables)
-        # backends also copy the energies
-        rows += self.layout.num_items * self.layout.points
-        check_rows(rows, self.layout.labels, tables[0].barycentric)
-        return tables, self.steps, as_logits
-
-
-def _detach(kernel: PairwiseTables) -> PairwiseTables:
-    """Return the kernel without its autograd graph, for a backend that differentiates it by itself."""
-    factor = kernel.factor.detach() if isinstance(kernel.factor, Tensor) else kernel.factor
-    costs = None if kernel.costs is None else kernel.costs.detach()
-    return kernel._replace(factor=float(factor), costs=costs)
+def _run_undamped(
+    ops: Backend,
+    pairwise: Sequence[Pairwise],
+    both_ways: bool,
+    layout: Layout,
+    energies: Tensor,
+    start: Tensor | None,
+    steps: int,
+    logarithms: bool,
+) -> Tensor:
+    """Run all steps without damping and tolerance; return the marginals as planes, `[items, labels, points]`."""
+    if energies.device.type == "cpu" and (is_traced() or _has_infinity(energies)):
+        # kernels of a GPU do the same
+        energies = allow_labels(energies, layout.label_axis)
+    learned = wants_gradient(energies, start, *(pair.compatibility for pair in pairwise))
+    is_saved = steps > 0 and (logarithms or learned)
+    tables = [pair.tables(both_ways) for pair in pairwise]
+    # a kernel reads one table and writes one, and needs a third to be filtered in both directions; logits come with
+    # one of each step
+    num_saved = steps if is_saved else 0
+    rows = sum((num_saved + (3 if each.both_ways else 2)) * each.axis_neighbors.shape[1] for each in tables)
+    # backends also copy the energies
+    check_rows(rows + layout.num_items * layout.points, layout.labels, tables[0].barycentric)
+    planes = layout.to_planes(energies), None if start is None else layout.to_planes(start)
+    found, _ = ops.mean_field(*planes, tables, steps, logarithms)
+    return torch.log_softmax(found, dim=1) if logarithms else found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import Sigma, check_image
+from permutohedral.lattice.features import FEATURE_SHIFT, Sigma, check_image
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.lattice.features import positions as grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
@@ -94,7 +94,7 @@ def spatial_kernel(
     >>> ph.crf.spatial_kernel((20, 30), sigma=3.0).features.shape
     torch.Size([600, 2])
     """
-    features = grid_features(space, sigma, device=device, dtype=dtype)
+    features = grid_features(space, sigma, device=device, dtype=dtype) + FEATURE_SHIFT
     return Kernel(features, compatibility, normalization, tuple(space))
 
 
@@ -126,7 +126,7 @@ def bilateral_kernel(
     if guide.dim() > spatial_dims + 2:
         raise InputError(
             f"guide must be [channels, *space] or [batch, channels, *space] with {spatial_dims} axes of space, got "
-            f"{tuple(guide.shape)}; pass their number as dimension"
+            f"{tuple(guide.shape)}; pass their number as spatial_dims"
         )
     space = tuple(guide.shape[guide.dim() - spatial_dims :])
     features = bilateral_features(guide, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims)

@@ -10,12 +10,12 @@ from torch import Tensor
 from permutohedral.crf.kernels import Kernel, KernelNormalization
 from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
-from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
-from permutohedral.ops import operators
-from permutohedral.ops.contract import SMALLEST_MASS, PairwiseTables, blur_gain
-from permutohedral.ops.tracing import requires_gradient
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.contract import PairwiseTables, blur_gain
+from permutohedral.ops.mean_field import PairwiseFilter
+from permutohedral.ops.tracing import is_traced, requires_gradient
 
 # powers of the mass that a kernel is divided by, at its source and at its target
 _POWERS: dict[KernelNormalization, tuple[float, float]] = {
@@ -29,8 +29,6 @@ _POWERS: dict[KernelNormalization, tuple[float, float]] = {
 @dataclass(frozen=True, eq=False)
 class Pairwise:
     """A kernel on the rows of all items: K = T S, the filter scaled at either end.
-
-    A backend takes its `tables`, and `compose` makes it of operators.
 
     Attributes:
         lattice: of flat points, `[items * points]`.
@@ -50,85 +48,45 @@ class Pairwise:
         parameters = _parameters(self.compatibility, self.normalization, self.lattice.dimension)
         return PairwiseTables(source.vertices, source.barycentric, self.axis_neighbors, *parameters, both_ways)
 
-    @property
-    def parameter(self) -> float | Tensor:
-        """The costs in `tables` or, without costs, the factor."""
-        _, _, costs, factor = _parameters(self.compatibility, self.normalization, self.lattice.dimension)
-        return factor if costs is None else costs
-
-    def with_costs(self, parameter: float | Tensor) -> Pairwise:
-        """Return the kernel with other costs, or another factor, of its `tables`."""
-        if isinstance(parameter, Tensor) and parameter.dim() > 0:
-            return replace(self, compatibility=parameter)
-        return replace(self, compatibility=parameter * _gain(self.normalization, self.lattice.dimension))
-
-    def compose(self) -> ComposedPairwise:
-        """Return the kernel as a filter made of operators."""
-        before, after = _scales_of(self)
-        source = self.lattice.source.barycentric
-        target = source / blur_gain(self.lattice.dimension)
-        # scales are part of the weights of splat and slice
-        source, target = source if before is None else source * before, target if after is None else target * after
-        return ComposedPairwise(self, (before, after), source, target)
+    def filter_on(self, ops: Backend) -> CheckedFilter:
+        """Return the kernel as a filter that is composed of primitives."""
+        return CheckedFilter(ops, self.tables(False), self.compatibility)
 
 
-@dataclass(frozen=True, eq=False)
-class ComposedPairwise:
-    """A kernel as a filter made of operators.
+class CheckedFilter(PairwiseFilter):
+    """A kernel as a filter of rows, which checks the free memory.
 
-    Attributes:
-        kernel: the kernel.
-        scales: factors of values before the filter and of results, `[rows, 1]`; None for ones.
-        source_weights: barycentric weights of the splat, scaled.
-        target_weights: barycentric weights of the slice, scaled.
+    Args:
+        ops: runs the primitives.
+        tables: of the kernel.
+        compatibility: see `Kernel`; a matrix is symmetric.
     """
 
-    kernel: Pairwise
-    scales: tuple[Tensor | None, Tensor | None]
-    source_weights: Tensor
-    target_weights: Tensor
+    def __init__(self, ops: Backend, tables: PairwiseTables, compatibility: float | Tensor) -> None:
+        super().__init__(ops, tables)
+        self.compatibility = compatibility
 
     def cost(self, marginals: Tensor) -> Tensor:
         """Return K Q mu, the expected cost of each label: `[rows, labels]`."""
-        return self._slice(_apply(self.kernel.compatibility, self._blur(marginals, False)))
-
-    def gain(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
-        """Return -K Q mu for logits, `[rows, labels]`, up to a constant for each point."""
-        blurred, compatibility = self._blur(marginals, both_ways), self.kernel.compatibility
-        # w (1 - I) is -w I up to such a constant
-        potts = not isinstance(compatibility, Tensor) or compatibility.dim() == 0
-        return self._slice(compatibility * blurred if potts else _apply(-compatibility, blurred))
+        return self.slice(_apply(self.compatibility, self.splat_and_blur(marginals, False)))
 
     def bound(self) -> Tensor:
         """Return a diagonal `[rows, 1]` that bounds K filtered in both directions: its row sums."""
-        lattice = self.kernel.lattice
-        ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
-        sums = _filter(ones, lattice, self.kernel.axis_neighbors, both_ways=True)
-        for scale in self.scales:
+        barycentric = self.tables.barycentric
+        sums = self.filter(barycentric.new_ones(barycentric.shape[0], 1), both_ways=True)
+        for scale in (self.source_scale, self.target_scale):
             sums = sums if scale is None else sums * scale
         return sums
 
-    def _blur(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
-        lattice = self.kernel.lattice
-        rows = lattice.num_lattice_points
-        check_rows(3 * rows + marginals.shape[0], marginals.shape[1], marginals)
-        splatted = operators.splat(marginals, lattice.source.vertices, self.source_weights, rows)
-        return _blur(splatted, self.kernel.axis_neighbors, both_ways)
+    def message(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
+        blurred, compatibility = self.splat_and_blur(marginals, both_ways), self.compatibility
+        # w (1 - I) is -w I up to a constant for each point
+        potts = not isinstance(compatibility, Tensor) or compatibility.dim() == 0
+        return self.slice(compatibility * blurred if potts else _apply(-compatibility, blurred))
 
-    def _slice(self, lattice_values: Tensor) -> Tensor:
-        return operators.slice(lattice_values, self.kernel.lattice.source.vertices, self.target_weights)
-
-
-def _scales_of(kernel: Pairwise) -> tuple[Tensor | None, Tensor | None]:
-    """Return the factors of values before the filter and of results, `[rows, 1]`; None for ones."""
-    source, target = _POWERS[kernel.normalization]
-    if source == target == 0:
-        return None, None
-    lattice = kernel.lattice
-    ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
-    mass = _filter(ones, lattice, kernel.axis_neighbors) + SMALLEST_MASS
-    scale = mass.rsqrt() if source == target else mass.reciprocal()
-    return scale if source > 0 else None, scale if target > 0 else None
+    def splat_and_blur(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
+        check_rows(3 * self.tables.axis_neighbors.shape[1] + marginals.shape[0], marginals.shape[1], marginals)
+        return super().splat_and_blur(marginals, both_ways)
 
 
 def _gain(normalization: KernelNormalization, dimension: int) -> float:
@@ -143,7 +101,7 @@ def _parameters(
     powers, gain = _POWERS[normalization], _gain(normalization, dimension)
     if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
         return *powers, torch.diag(compatibility) if compatibility.dim() == 1 else compatibility, -1 / gain
-    if isinstance(compatibility, Tensor) and not requires_gradient(compatibility):
+    if isinstance(compatibility, Tensor) and not is_traced() and not requires_gradient(compatibility):
         compatibility = float(compatibility)
     # w (1 - I) is -w I up to a constant
     return *powers, None, compatibility / gain
@@ -167,21 +125,6 @@ def compatibility_of(kernel: Kernel) -> float | Tensor:
         if compatibility.dim() == 2:
             compatibility = (compatibility + compatibility.T) / 2
     return compatibility
-
-
-def _filter(rows: Tensor, lattice: Lattice, axis_neighbors: Tensor, both_ways: bool = False) -> Tensor:
-    """Apply the Gaussian without normalization."""
-    blurred = _blur(splat(rows, lattice), axis_neighbors, both_ways)
-    return slice(blurred / blur_gain(lattice.dimension), lattice)
-
-
-def _blur(lattice_values: Tensor, axis_neighbors: Tensor, both_ways: bool | Tensor) -> Tensor:
-    """Blur forward, or return the mean of forward and reverse blurs, which is symmetric."""
-    blurred = operators.blur(lattice_values, axis_neighbors, False)
-    if both_ways is False:
-        return blurred
-    symmetric = (blurred + operators.blur(lattice_values, axis_neighbors, True)) / 2
-    return torch.where(both_ways, symmetric, blurred) if isinstance(both_ways, Tensor) else symmetric
 
 
 def _apply(compatibility: float | Tensor, filtered: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from permutohedral.dask.workers import check_chunk_fits, check_merge_fits, limit_worker_cache
 from permutohedral.errors import InputError
 from permutohedral.lattice.memory import new_tensor
-from permutohedral.ops import operators
+from permutohedral.ops.binding import bind
 from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
 
@@ -125,7 +125,7 @@ class LatticeIndex(NamedTuple):
 
     def find(self, keys: Tensor, offsets: Tensor) -> Tensor:
         """Return the rows of `keys` plus each offset, -1 where there are none: `[offsets, keys]`."""
-        return operators.find_neighbors(torch.from_numpy(self.keys), torch.from_numpy(self.table), keys, offsets)
+        return bind(keys).find_neighbors(torch.from_numpy(self.keys), torch.from_numpy(self.table), keys, offsets)
 
 
 def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
@@ -134,10 +134,11 @@ def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
     places, given = _to_tensor("features", features, chunk), _to_tensor("values", values, chunk)
     if len(given) != len(places):
         raise InputError(f"values have {len(given)} points in chunk {chunk}, but features have {len(places)}")
-    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    ops = bind(places)
+    keys, vertices, barycentric, _ = ops.index_points(places, None)
     rows = new_tensor((len(places), given.shape[1] + 1), places.dtype)
     rows[:, :-1], rows[:, -1] = given, 1
-    sums = operators.splat(rows, vertices, barycentric, len(keys))
+    sums = ops.splat(rows, vertices, barycentric, len(keys))
     return keys.numpy(), sums.numpy()
 
 
@@ -150,29 +151,33 @@ def merge_parts(parts: Sequence[Part]) -> Part:
     check_merge_fits(sum(len(part[0]) for part in parts), row_bytes)
     keys = torch.cat([torch.from_numpy(part[0]) for part in parts])
     sums = torch.cat([torch.from_numpy(part[1]) for part in parts])
-    found, rows, _ = operators.index_keys(keys)
+    ops = bind(keys)
+    found, rows, _ = ops.index_keys(keys)
     ones = sums.new_ones(len(keys), 1)
-    return found.numpy(), operators.splat(sums, rows[:, None], ones, len(found)).numpy()
+    return found.numpy(), ops.splat(sums, rows[:, None], ones, len(found)).numpy()
 
 
 def blur_part(part: Part) -> tuple[LatticeIndex, Array]:
     """Return the index of a part's keys, and its sums blurred with the Gaussian, in the order of the index."""
-    keys, rows, table = operators.index_keys(torch.from_numpy(part[0]))
+    keys = torch.from_numpy(part[0])
+    ops = bind(keys)
+    keys, rows, table = ops.index_keys(keys)
     index, sums = LatticeIndex(keys.numpy(), table.numpy()), torch.from_numpy(part[1])
     ordered = torch.empty_like(sums)
     ordered[rows.long()] = sums
     dimension = keys.shape[1] - 1
     neighbors = index.find(keys, axis_offsets(dimension))
-    return index, _to_numpy(operators.blur(ordered, neighbors, False) / blur_gain(dimension))
+    return index, _to_numpy(ops.blur(ordered, neighbors, False) / blur_gain(dimension))
 
 
 def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int) -> Array:
     """Interpolate the sums at the points of a chunk, and divide by the last channel."""
     places = _to_tensor("features", features, chunk)
-    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    ops = bind(places)
+    keys, vertices, barycentric, _ = ops.index_points(places, None)
     rows = index.find(keys, torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32))[0]
     found = torch.from_numpy(sums).index_select(0, rows.long())
-    sliced = operators.slice(found, vertices, barycentric)
+    sliced = ops.slice(found, vertices, barycentric)
     return _to_numpy(sliced[:, :-1] / (sliced[:, -1:] + SMALLEST_MASS))
 
 

@@ -46,6 +46,8 @@ _SETTINGS = {
 _SHARE_BEFORE_SPILLING = 0.7
 # memory of torch, Dask and this package before the first task
 _PACKAGE_BYTES = 300 << 20
+# with less, Dask pauses a worker for ever, since the package takes most of the memory
+_LEAST_BYTES = 512 << 20
 # images that are not noise have at most this many lattice points per sample
 _LATTICE_POINTS_PER_SAMPLE = 1 / 3
 # larger tables are not kept in one piece, which makes filters slower
@@ -68,17 +70,20 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
         a `distributed.Client`.
 
     Raises:
-        InputError: `memory` is less than a worker needs before its first task, or workers do not start.
+        InputError: a worker would have less than 512 MiB, or workers do not start.
     """
+    from dask.system import CPU_COUNT
     from dask.utils import parse_bytes
     from distributed import Client, LocalCluster
+    from distributed.system import MEMORY_LIMIT
     from distributed.utils import silence_logging_cmgr
 
     check_main_guard()
-    if memory is not None and 0 < parse_bytes(memory) <= _PACKAGE_BYTES:
-        raise InputError(
-            f"memory is {memory}, but a worker needs {_PACKAGE_BYTES >> 20} MiB before its first task; pass 1GiB or so"
-        )
+    # 0 is no limit
+    limit = MEMORY_LIMIT // CPU_COUNT if memory is None else parse_bytes(memory)
+    if 0 < limit < _LEAST_BYTES:
+        given = f"an equal share of {limit >> 20} MiB" if memory is None else memory
+        raise InputError(f"memory is {given}, but a worker needs {_LEAST_BYTES >> 20} MiB; pass 1GiB or so")
     environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **_ENVIRONMENT}
     with dask.config.set({**_SETTINGS, "distributed.nanny.pre-spawn-environ": environment}), ExitStack() as stack:
         # the cluster restores the level before its last messages
@@ -115,19 +120,25 @@ def check_main_guard() -> None:
 
 @contextmanager
 def interrupt_later() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends, for libraries that an interruption leaves in disorder."""
+    """Delay Ctrl-C and termination until the block ends, for libraries that an interruption leaves in disorder."""
     # other threads get no signals
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    handlers = {
+        ending: signal.signal(ending, lambda number, frame: received.append(number))
+        for ending in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+        # None if it is not from Python, and could not be restored
+        if signal.getsignal(ending) is not None
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if received:
-            signal.raise_signal(signal.SIGINT)
+        for ending, handler in handlers.items():
+            signal.signal(ending, handler)
+        for ending in received[:1]:
+            signal.raise_signal(ending)
 
 
 @contextmanager

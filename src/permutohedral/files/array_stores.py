@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from permutohedral.errors import InputError
+from permutohedral.files.partial import NOTES
 from permutohedral.files.settings import reading
 from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, choices_of_axes, working_dtype
 
@@ -27,6 +29,8 @@ _TIFF_AXES = {"S": "C", "I": _UNKNOWN, "Q": _UNKNOWN}
 # attribute of a result with the settings of its filter
 _SETTINGS = "permutohedral"
 _TIFF_SUFFIXES = (".tif", ".tiff", ".btf")
+# files that describe a store of Zarr 3 or 2
+_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class ArraySource:
         member: name of the array within a group, "" for the store itself.
         shape: Extents.
         dtype: name of the NumPy dtype.
-        chunks: extents of the chunks.
+        chunks: extents of what is written in one piece: the chunks, or the shards of several chunks.
         axes: a letter per axis: T for times, C for channels, others for space.
         coarser: shapes of the coarser levels of an OME-Zarr.
         attributes: attributes of a store; empty for a TIFF.
@@ -68,7 +72,7 @@ class ArraySource:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Read a region; raise `DataError` if it cannot be read or decompressed."""
-        with reading(f"the array {self.path}"), self.opened() as array:
+        with reading(f"the array {self.path}"), self.opened() as array, _all_chunks_done():
             found: NDArray[Any] = np.asarray(array[region])
         return found
 
@@ -90,22 +94,37 @@ class ArraySource:
 
     def spacing(self) -> tuple[float, ...]:
         """Return the distance between samples along each axis, in the physical units of an OME-Zarr."""
-        scales = self.attributes.get("ome", self.attributes).get("multiscales", [{}])[0]
-        levels = [level for level in scales.get("datasets", []) if level["path"] == self.member]
-        found = [
-            transformation["scale"]
-            for described in (*levels, scales)
-            for transformation in described.get("coordinateTransformations", [])
-            if transformation["type"] == "scale"
-        ]
-        if not found or any(len(scale) != len(self.shape) for scale in found):
-            raise InputError(f"physical needs distances between samples, which {self.path} does not state")
-        return tuple(math.prod(numbers) for numbers in zip(*found, strict=True))
+        with reading(f"the distances between samples in {self.path}"):
+            scales = self.attributes.get("ome", self.attributes).get("multiscales", [{}])[0]
+            levels = [level for level in scales.get("datasets", []) if level["path"] == self.member]
+            # None if the numbers are in another file
+            found = [
+                transformation.get("scale")
+                for described in (*levels, scales)
+                for transformation in described.get("coordinateTransformations") or []
+                if transformation.get("type") == "scale"
+            ]
+            if found and all(scale is not None and len(scale) == len(self.shape) for scale in found):
+                return tuple(math.prod(map(float, numbers)) for numbers in zip(*found, strict=True))
+        raise InputError(f"physical needs distances between samples as numbers, which {self.path} does not state")
 
 
 def is_store(path: Path) -> bool:
     """Return whether a folder is a Zarr array or group."""
     return any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+
+
+def is_replaceable(path: Path) -> bool:
+    """Return whether `create_store` wrote a store, and nothing was added to its group, such as labels."""
+    if read_settings(path) is None:
+        return False
+    import zarr
+
+    found: Any = zarr.open(str(path), mode="r")
+    if isinstance(found, zarr.Array):
+        return True
+    levels = dict(found.attrs).get("ome", found.attrs).get("multiscales", [{}])[0].get("datasets", [])
+    return {each.name for each in path.iterdir()} <= {*_METADATA, NOTES, *(level["path"] for level in levels)}
 
 
 def open_source(path: Path, axes: str | None = None) -> ArraySource:
@@ -116,6 +135,8 @@ def open_source(path: Path, axes: str | None = None) -> ArraySource:
         source = _describe_tiff(path) if path.suffix.lower() in _TIFF_SUFFIXES else _describe_store(path)
     if axes is not None and not set(axes.upper()) <= set(TIMES + CHANNELS + SPATIAL):
         raise InputError(f"axes are {axes!r}; pass Z, Y and X for space, C for channels, T for times")
+    if not source.shape:
+        raise InputError(f"input {path} is a single number; pass an array with axes")
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"input {path} has dtype {source.dtype}; pass an array of integers or floats")
@@ -150,7 +171,8 @@ def _describe_store(path: Path) -> ArraySource:
 def _describe_array(
     path: Path, kind: Literal["zarr", "ome"], member: str, array: Any, axes: str, attributes: Mapping[str, Any]
 ) -> ArraySource:
-    shape, chunks, zarr_format = tuple(array.shape), tuple(array.chunks), array.metadata.zarr_format
+    shape, zarr_format = tuple(array.shape), array.metadata.zarr_format
+    chunks = tuple(array.shards or array.chunks)
     return ArraySource(str(path), kind, member, shape, str(array.dtype), chunks, axes, (), attributes, zarr_format)
 
 
@@ -229,7 +251,7 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 
 
 def create_store(folder: Path, source: ArraySource, block: Sequence[int], settings: Mapping[str, Any]) -> None:
-    """Create an empty store with the metadata, compression and chunks of the source; of a TIFF at most `block`.
+    """Create an empty store with the metadata, codecs and chunks of the source; of a TIFF chunks of at most `block`.
 
     `settings` are stored as an attribute, for `read_settings`.
     """
@@ -245,8 +267,12 @@ def create_store(folder: Path, source: ArraySource, block: Sequence[int], settin
         options["dimension_names"] = [letter.lower() for letter in source.axes]
     if source.kind != "tiff":
         with source.opened() as like:
-            options["compressors"] = like.compressors
-            if source.zarr_format == 3:
+            for name in ("chunks", "shards", "filters", "compressors", "fill_value"):
+                options[name] = getattr(like, name)
+            if source.zarr_format == 2:
+                options["order"] = like.order
+            else:
+                options["serializer"] = like.serializer
                 options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
     if source.kind != "ome":
         attributes = {**source.attributes, _SETTINGS: settings}
@@ -269,11 +295,28 @@ def _number_levels(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_region(path: Path, region: Region, part: NDArray[Any]) -> None:
-    """Write a region of whole chunks; chunks of zeros, the fill value, are not stored."""
+    """Write a region of whole chunks; chunks of the fill value are not stored."""
     import zarr
 
     array: Any = zarr.open_array(str(path), mode="r+")
-    array[region] = part
+    with _all_chunks_done():
+        array[region] = part
+
+
+@contextmanager
+def _all_chunks_done() -> Iterator[None]:
+    """Wait for the other chunks after an error of one: at the end of the process, asyncio would print each of them."""
+    try:
+        yield
+    except Exception:
+        from zarr.core.sync import sync
+
+        async def wait() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
+        sync(wait())
+        raise
 
 
 def downsampling_factors(finer: Sequence[int], coarser: Sequence[int]) -> list[int]:

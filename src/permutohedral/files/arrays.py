@@ -69,7 +69,8 @@ def filter_array(
 
     Args:
         input: zarr array, OME-Zarr or TIFF. The coarser levels of an OME-Zarr are rebuilt from the filtered finest.
-        output: zarr store to write, an OME-Zarr if the input is one. An existing store is replaced.
+        output: zarr store to write, an OME-Zarr if the input is one. An earlier result is replaced; other files and
+            stores, and results with added members, raise `InputError`.
         sigma_space: standard deviation in samples; one number, or one per spatial axis.
         sigma_color: standard deviation in units of the values; for integers, as a share of the largest value.
         axes: a letter per axis, default: those that the file states. T for times, C for channels, others for space.
@@ -105,8 +106,8 @@ def filter_array(
     _warn_of_large_sigma(sigma_color, np.dtype(source.dtype))
     shapes = [source.shape, *source.coarser]
     stores.check_levels(shapes)
-    if target.exists() and not stores.is_store(target):
-        raise InputError(f"output {target} exists and is not a Zarr store; pass another output")
+    if target.exists() and not stores.is_replaceable(target):
+        raise InputError(f"output {target} exists, and is not just a result of this job; pass another output")
     sigmas = _sigmas_in_samples(source, sigma_space, physical)
     settings = {
         "input": digest(asdict(source)),

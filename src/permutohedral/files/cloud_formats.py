@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Iterator, Mapping
+import re
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,10 @@ _FORMATS = {".laz": "las", ".las": "las", ".ply": "ply", ".npz": "npz"}
 _EARLY_ENDS = ("failed to fill whole buffer", "buffer size must be a multiple", "'LasZipVlr' could not be found")
 # owner of the record of a .las file that holds the settings of its smoothing
 _SETTINGS = "permutohedral"
+# owner of the records that describe the octree of a COPC file, in which copies are not arranged
+_OCTREE = "copc"
+# bytes of the points that are read from a scan in one step
+_CHUNK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -109,24 +117,78 @@ def _class_numbers(labels: NDArray[Any]) -> Tensor | None:
     return torch.from_numpy(numbers) if (numbers == labels).all() else None
 
 
-def _read_las(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+@contextmanager
+def open_scan(path: str | Path) -> Iterator[Any]:
+    """Open a `.las` or `.laz` file with laspy, and check that it has what its header states, which laspy allocates.
+
+    Raises `DataError` for any error in the block.
+    """
     import laspy
 
+    _check_records(path)
     with reading_las(path), laspy.open(path) as reader:
-        content = laspy.read(path)
-        check_point_count(path, len(content.points), reader.header.point_count)
-    labels = np.asarray(content.classification)
+        header = reader.header
+        if not header.are_points_compressed:
+            size = Path(path).stat().st_size - header.offset_to_point_data
+            check_point_count(path, size // header.point_format.size, header.point_count)
+        elif header.point_count:
+            reader.seek(header.point_count - 1)
+            reader.read_points(1)
+            reader.seek(0)
+        yield reader
+
+
+def _check_records(path: str | Path) -> None:
+    """Raise `DataError` if a scan is too small for the records that its header states."""
+    with reading(f"the point cloud {path}"), open(path, "rb") as file:
+        start = file.read(247).ljust(247, b"\0")
+    (before,), (behind,) = struct.unpack_from("<I", start, 100), struct.unpack_from("<I", start, 243)
+    # records have a header of 54 bytes, those behind the points, since version 1.4, one of 60
+    needed = 54 * before + (60 * behind if start[25] >= 4 else 0)
+    if start[:4] == b"LASF" and needed > Path(path).stat().st_size:
+        raise DataError(f"{path} is truncated: records are missing; copy it again")
+
+
+def _divide(header: Any) -> list[tuple[int, int]]:
+    """Return the first and last index of each chunk of a scan."""
+    count, size = header.point_count, max(_CHUNK_BYTES // header.point_format.size, 1)
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _read_las(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    positions, labels = [np.empty((0, 3))], [np.empty(0, np.uint8)]
+    with open_scan(path) as reader:
+        for first, last in _divide(reader.header):
+            points = reader.read_points(last - first)
+            check_point_count(path, len(points), last - first)
+            positions.append(np.stack([points[axis] for axis in "xyz"], axis=1))
+            labels.append(np.asarray(points.classification))
+    classes = np.concatenate(labels)
     # 0 is "created, never classified"
-    return np.array(content.xyz, dtype=np.float64), labels if labels.any() else None
+    return np.concatenate(positions), classes if classes.any() else None
 
 
 def _read_ply(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     from plyfile import PlyData
 
+    _check_ply_rows(path)
     vertices = PlyData.read(str(path))["vertex"].data
     positions = np.stack([vertices[axis].astype(np.float64) for axis in "xyz"], axis=1)
     name = _label_name(vertices)
     return positions, None if name is None else vertices[name]
+
+
+def _check_ply_rows(path: Path) -> None:
+    """Raise `DataError` if a file is smaller than its header states; plyfile allocates all rows with lists."""
+    rows = bytes_needed = 0
+    with open(path, encoding="latin-1") as file:
+        while (line := file.readline(1000)) and line.strip() != "end_header":
+            if element := re.match(r"element\s+\S+\s+(\d+)", line):
+                rows = int(element[1])
+            elif line.startswith("property"):
+                bytes_needed += rows
+    if bytes_needed > path.stat().st_size:
+        raise DataError(f"{path} is truncated: it is smaller than its header states; copy it again")
 
 
 def _label_name(vertices: NDArray[Any]) -> str | None:
@@ -155,6 +217,14 @@ def check_same_format(source: Path, target: Path) -> None:
             f"output {target} must have the format of {source}, so that everything but the classes is kept; .las and "
             ".laz count as one format"
         )
+    check_no_octree(target)
+
+
+def check_no_octree(target: Path) -> None:
+    """Raise `InputError` if the name of an output promises a COPC file, which laspy cannot write."""
+    if target.name.lower().endswith(".copc.laz"):
+        plain = f"{target.name[: -len('.copc.laz')]}.laz"
+        raise InputError(f"output {target} would not be the COPC file that its name says; pass a name such as {plain}")
 
 
 def copy_with_labels(source: Path, target: Path, labels: Tensor) -> None:
@@ -170,29 +240,57 @@ def copy_with_labels(source: Path, target: Path, labels: Tensor) -> None:
 def _copy_las(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
     import laspy
 
-    content = laspy.read(source)
+    with laspy.open(source) as reader:
+        header = reader.header
     # point formats before 6 have five bits for the class
-    largest = 31 if content.header.point_format.id < 6 else 255
+    largest = 31 if header.point_format.id < 6 else 255
     if numbers.max(initial=0) > largest:
         raise InputError(f"{source} stores classes up to {largest}, got {numbers.max()}")
-    content.classification = numbers
-    with las_file(target) as file:
-        content.write(file, do_compress=target.suffix.lower() == ".laz")
+
+    def classify(points: Any, chunk: tuple[int, int]) -> None:
+        points.classification = numbers[slice(*chunk)]
+
+    rewrite_scan(source, target, _divide(header), classify)
 
 
-def header_with_settings(header: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a copy of a header of laspy with a record of settings."""
+def rewrite_scan(
+    source: str | Path,
+    target: Path,
+    chunks: Iterable[tuple[int, int]],
+    change: Callable[[Any, tuple[int, int]], None],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a copy of a `.las` or `.laz` file whose points `change` modifies chunk by chunk, not atomically.
+
+    Args:
+        source: scan to read.
+        target: scan to write; the suffix selects compression.
+        chunks: first and last index of the points of each chunk.
+        change: called with the points of a chunk, as laspy has them, and its indices.
+        settings: what the record for `read_settings` holds; default: the record of the source, if it has one.
+    """
     import laspy
 
-    header = copy.deepcopy(header)
-    for record in header.vlrs.get_by_id(_SETTINGS):
-        header.vlrs.remove(record)
-    header.vlrs.append(laspy.VLR(_SETTINGS, 1, "settings", json.dumps(settings).encode()))
-    return header
+    with laspy.open(source) as reader:
+        header = copy.deepcopy(reader.header)
+        dropped = (_OCTREE,) if settings is None else (_OCTREE, _SETTINGS)
+        for record in [record for record in header.vlrs if record.user_id in dropped]:
+            header.vlrs.remove(record)
+        if settings is not None:
+            header.vlrs.append(laspy.VLR(_SETTINGS, 1, "settings", json.dumps(settings).encode()))
+        compress = target.suffix.lower() == ".laz"
+        with las_file(target) as file, laspy.open(file, mode="w", header=header, do_compress=compress) as writer:
+            for first, last in chunks:
+                points = reader.read_points(last - first)
+                change(points, (first, last))
+                writer.write_points(points)
+            # the header does not contain the records after the points
+            if records := [record for record in reader.evlrs or () if record.user_id != _OCTREE]:
+                writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(records))
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:
-    """Return the settings that `header_with_settings` stored, None if there is no such file or it has none."""
+    """Return the settings that `rewrite_scan` stored, None if there is no such file or it has none."""
     import laspy
 
     try:
@@ -231,9 +329,10 @@ class _RecordingFile(io.FileIO):
 
 
 def _copy_ply(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
-    from plyfile import PlyData, PlyElement
+    from plyfile import PlyData, PlyElement, PlyListProperty
 
     content = PlyData.read(str(source))
+    lists = [each for each in content["vertex"].properties if isinstance(each, PlyListProperty)]
     vertices = content["vertex"].data.copy()
     name, labelled = _label_name(vertices), vertices
     if name is None:
@@ -243,7 +342,13 @@ def _copy_ply(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
         for each, *_ in kept:
             labelled[each] = vertices[each]
     labelled[name] = numbers
-    described = PlyElement.describe(labelled, "vertex", comments=content["vertex"].comments)
+    described = PlyElement.describe(
+        labelled,
+        "vertex",
+        len_types={each.name: each.len_dtype for each in lists},
+        val_types={each.name: each.val_dtype for each in lists},
+        comments=content["vertex"].comments,
+    )
     content.elements = [described if each.name == "vertex" else each for each in content.elements]
     if content.text:
         _write_text(content, target)
@@ -264,8 +369,10 @@ def _write_text(content: Any, target: Path) -> None:
 
 
 def _copy_npz(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
-    with np.load(source, allow_pickle=False) as content:
-        arrays = {name: content[name] for name in content.files}
-    # given a name that ends with .NPZ, NumPy would append .npz
-    with open(target, "wb") as file:
-        np.savez_compressed(file, **{**arrays, "classification": numbers})
+    # arrays are copied as they are stored: one of Python objects cannot be read without running code
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in [name for name in old.namelist() if name != "classification.npy"]:
+            with old.open(name) as array, new.open(name, "w", force_zip64=True) as copied:
+                shutil.copyfileobj(array, copied)
+        with new.open("classification.npy", "w", force_zip64=True) as written:
+            np.lib.format.write_array(written, numbers)

@@ -23,7 +23,6 @@ from permutohedral.files.settings import (
     choose_device,
     digest,
     optional_path,
-    reading,
     to_path,
 )
 from permutohedral.files.tasks import TaskPool, open_pool
@@ -82,6 +81,7 @@ def smooth_cloud(
     for name, path in (("input", input), ("output", output)):
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{name} is {path}; pass a file that ends with .las or .laz")
+    cloud_formats.check_no_octree(output)
     check_outputs([input], [output])
     check_positive("sigma_space", sigma_space)
     scan = _open_scan(input, field)
@@ -132,10 +132,8 @@ class _Scan:
 
     def read(self, chunk: tuple[int, int]) -> Any:
         """Read the points from one index to another with laspy."""
-        import laspy
-
         first, last = chunk
-        with cloud_formats.reading_las(self.path), laspy.open(self.path) as reader:
+        with cloud_formats.open_scan(self.path) as reader:
             reader.seek(first)
             points = reader.read_points(last - first)
         cloud_formats.check_point_count(self.path, len(points), last - first)
@@ -160,9 +158,7 @@ class _Scan:
 
 def _open_scan(path: Path, field: str) -> _Scan:
     """Read the header of a scan and check the field."""
-    import laspy
-
-    with reading(f"the point cloud {path}"), laspy.open(path) as reader:
+    with cloud_formats.open_scan(path) as reader:
         header = reader.header
     form = header.point_format
     measured = (*_MEASURED, *form.extra_dimension_names)
@@ -232,30 +228,17 @@ def _assemble(
     scan: _Scan, chunks: list[tuple[int, int]], store: PartialStore, target: Path, settings: Mapping[str, Any]
 ) -> None:
     """Write the scan with the results of all chunks, and the settings."""
-    import laspy
+    numbers = {chunk: number for number, chunk in enumerate(chunks)}
 
-    with (
-        laspy.open(scan.path) as reader,
-        cloud_formats.las_file(target) as file,
-        laspy.open(
-            file,
-            mode="w",
-            header=cloud_formats.header_with_settings(reader.header, settings),
-            do_compress=target.suffix.lower() == ".laz",
-        ) as writer,
-    ):
-        for number, (first, last) in enumerate(chunks):
-            points = reader.read_points(last - first)
-            smooth = np.load(store.folder / f"{number}.npy")
-            if scan.field == _POSITION:
-                for axis, (name, start) in enumerate(zip("xyz", scan.origin, strict=True)):
-                    points[name] = smooth[:, axis].astype(np.float64) + start
-            else:
-                points[scan.field] = cast_rounded(smooth[:, 0], np.asarray(points[scan.field]).dtype)
-            writer.write_points(points)
-        if reader.evlrs:
-            # the header does not contain the records after the points
-            writer.write_evlrs(reader.evlrs)
+    def change(points: Any, chunk: tuple[int, int]) -> None:
+        smooth = np.load(store.folder / f"{numbers[chunk]}.npy")
+        if scan.field == _POSITION:
+            for axis, (name, start) in enumerate(zip("xyz", scan.origin, strict=True)):
+                points[name] = smooth[:, axis].astype(np.float64) + start
+        else:
+            points[scan.field] = cast_rounded(smooth[:, 0], np.asarray(points[scan.field]).dtype)
+
+    cloud_formats.rewrite_scan(scan.path, target, chunks, change, settings)
 
 
 def segment_cloud(

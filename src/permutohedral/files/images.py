@@ -78,7 +78,7 @@ def filter_image(
     """Smooth images and keep their edges with a bilateral filter.
 
     Large images are filtered in tiles. Alpha is kept, and weights the colors. Outputs are written atomically, and keep
-    bits, EXIF and color profile.
+    bits and metadata as far as the format holds them.
 
     Args:
         sources: image files, folders, or "-" for stdin.
@@ -109,13 +109,17 @@ def filter_image(
         check_output(output, image)
         visible = hide_colors(image.pixels, image.alpha)
         edges = visible if place is None else _read_guide(place, source, visible)
-        estimates, seconds = [], 0.0
+        estimates, seconds, name = [], 0.0, str(method)
 
         def average(values: Tensor) -> Tensor:
-            nonlocal seconds
+            nonlocal seconds, name
             started = time.perf_counter()
             filtered = filter_in_tiles(values, edges, *sigmas, report, method=method, halo=halo, tile=tile)
             seconds = time.perf_counter() - started
+            if method == "auto":
+                name = str(
+                    ph.accuracy.explain_bilateral(values, edges, sigma_space=sigma_space, sigma_color=sigma_color)
+                )
             if check:
                 estimates.append(
                     ph.accuracy.estimate_bilateral_error(
@@ -127,11 +131,6 @@ def filter_image(
         pixels = filter_by_alpha(image.pixels, image.alpha, average)
         lost = tuple(write_image(image.with_pixels(pixels), output))
         channels, height, width = pixels.shape
-        name = str(
-            ph.accuracy.explain_bilateral(image.pixels, edges, sigma_space=sigma_space, sigma_color=sigma_color)
-            if method == "auto"
-            else method
-        )
         measured = (estimates[0].relative, estimates[0].worst) if estimates else (None, None)
         return FilteredImage(source, output, None, lost, height, width, round(seconds, 4), channels, name, *measured)
 

@@ -15,7 +15,8 @@ from typing import Any
 from permutohedral.errors import DataError, InputError, StorageError
 from permutohedral.files.atomic import cannot_write, write_bytes
 
-_NOTES = ".permutohedral"
+# folder of the record; a call that is killed at its very end leaves it in the result
+NOTES = ".permutohedral"
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,15 @@ class PartialStore:
     def locked(self) -> Iterator[None]:
         """Hold the lock of the target; the system releases it when a process is killed.
 
-        After an error of the input, a folder without finished parts is deleted.
+        After an error of the input, a folder without finished parts is deleted. Raises `InputError` if another process
+        has the lock, or the user has a file of its name.
         """
         from filelock import FileLock, Timeout
 
         path = self.target.with_name(self.target.name + ".lock")
+        # locks are empty files, and deleted afterwards
+        if path.is_file() and path.stat().st_size > 0:
+            raise InputError(f"output needs {path}, which was not created by permutohedral; move or delete it")
         lock = FileLock(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +60,10 @@ class PartialStore:
         try:
             yield
         except (InputError, DataError):
-            parts = self.folder / _NOTES / "parts"
+            parts = self.folder / NOTES / "parts"
             if parts.is_dir() and not any(parts.iterdir()):
-                shutil.rmtree(self.folder, ignore_errors=True)
+                with suppress(OSError):
+                    self.remove()
             raise
         finally:
             # elsewhere deleted before another process locks it; Windows deletes no open file
@@ -78,6 +84,10 @@ class PartialStore:
         if finished is None:
             return False
         check_settings(self.target, finished, settings)
+        # left if the call was killed at its very end
+        shutil.rmtree(self.target / NOTES, ignore_errors=True)
+        if self._is_own():
+            self.remove()
         warnings.warn(f"{self.target} is complete", stacklevel=3)
         return True
 
@@ -88,19 +98,21 @@ class PartialStore:
         folder of an interrupted call is deleted with a warning. If the target exists, a warning says that it will be
         replaced. Returns the division that `record` stored if the call resumes.
         """
-        notes = self.folder / _NOTES
+        notes = self.folder / NOTES
         if resume and self._settings_path.is_file():
             begun, division = json.loads(self._settings_path.read_text())
             check_settings(self.folder, begun, settings)
             return division
-        if self.folder.exists() and not notes.is_dir():
+        if self.folder.exists() and not self._is_own():
             raise InputError(f"output needs {self.folder}, which was not created by permutohedral; move or delete it")
         try:
             if self._settings_path.is_file():
                 message = f"{self.folder}, left by an interrupted call, is deleted; resume would continue it"
                 warnings.warn(message, stacklevel=3)
+            if self._previous.exists() and not self.target.exists():
+                os.replace(self._previous, self.target)
             if self.folder.exists():
-                shutil.rmtree(self.folder)
+                self.remove()
             (notes / "parts").mkdir(parents=True)
         except OSError as error:
             raise cannot_write(self.target, error) from error
@@ -131,29 +143,46 @@ class PartialStore:
     def finish(self) -> None:
         """Rename the folder to the target, and delete the previous target.
 
-        An interruption before the renaming can be resumed.
+        An interruption before the renaming can be resumed. The previous target waits in the folder, so that it is never
+        left under another name.
         """
-        replaced = self.target.with_name(f"{self.target.name}.replaced.{os.getpid()}")
         try:
             if self.target.exists():
-                os.replace(self.target, replaced)
+                shutil.rmtree(self._previous, ignore_errors=True)
+                os.replace(self.target, self._previous)
             os.replace(self.folder, self.target)
-            shutil.rmtree(self.target / _NOTES)
-            if replaced.exists():
-                shutil.rmtree(replaced)
+            shutil.rmtree(self.target / NOTES)
         except OSError as error:
             raise cannot_write(self.target, error) from error
 
     def remove(self) -> None:
-        """Delete the folder."""
+        """Delete the folder.
+
+        The settings go first, since a part of the data cannot be resumed; the notes that mark the folder go last.
+        """
+        self._settings_path.unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_file():
+                path.unlink()
+            elif path.name != NOTES:
+                shutil.rmtree(path)
         shutil.rmtree(self.folder)
+
+    def _is_own(self) -> bool:
+        """Return whether the folder exists and was created by `begin`, perhaps just before the call was killed."""
+        return self.folder.is_dir() and ((self.folder / NOTES).is_dir() or not any(self.folder.iterdir()))
 
     @property
     def _settings_path(self) -> Path:
-        return self.folder / _NOTES / "settings.json"
+        return self.folder / NOTES / "settings.json"
+
+    @property
+    def _previous(self) -> Path:
+        """Place of the previous target while `finish` replaces it."""
+        return self.folder / NOTES / "previous"
 
     def _mark(self, part: tuple[int, ...]) -> Path:
-        return self.folder / _NOTES / "parts" / ".".join(map(str, part))
+        return self.folder / NOTES / "parts" / ".".join(map(str, part))
 
 
 def check_settings(path: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -146,6 +146,7 @@ def segment_image(
     where = choose_device(device)
     size = (1 if where.type == "cpu" else _GPU_BATCH_SIZE) if batch_size is None else batch_size
     check_count("batch_size", size, least=1)
+    check_count("num_iterations", num_iterations)
     warn_of_large_sigma(sigma_color)
     settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
     kind = next(name for name, place in places.items() if place is not None)
@@ -187,8 +188,8 @@ def segment_image(
             path = batch.find_companion(label_place, source)
             if path.suffix.lower() in (".npy", ".npz"):
                 raise InputError(
-                    f"{path} is not an image in a format that Pillow reads; pass a .npy file of probabilities with "
-                    "--probabilities, in Python probabilities="
+                    f"{path} is not an image; pass a .npy file of probabilities with --probabilities, in Python "
+                    "probabilities="
                 )
             before = label_maps.read_label_map(path, black_is_a_label)
             _warn_of_other_images(path, before)

@@ -80,14 +80,14 @@ def optional_path(name: str, path: PathLike | None) -> Path | None:
 def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
     """Raise `InputError` if an output would overwrite an input or another output, also by another name of the file.
 
-    >>> check_outputs([Path("photo.png")], [Path("smooth.png"), Path("./photo.png")])
+    >>> check_outputs([Path("photo.png")], [Path("smooth.png"), Path("./photo.png")])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    permutohedral.errors.InputError: the result would overwrite photo.png; name another file or folder
+    permutohedral.errors.InputError: the result would overwrite photo.png; name another file or folder ...
     """
     known = {_identity(path): path for path in inputs if path != STREAM}
     taken: dict[Hashable, Path] = {}
-    for path in (path for path in outputs if path != STREAM):
+    for path in outputs:
         identity = _identity(path)
         if identity in known:
             raise InputError(f"the result would overwrite {known[identity]}; name another file or folder")

@@ -212,14 +212,16 @@ def _within(part: _Part, whole: _Part) -> _Part:
 
 
 def _compare(approximate: Tensor, exact: Tensor, before: Tensor | None, warn_above: float | None) -> ErrorEstimate:
-    difference, exact = approximate.double() - exact.double(), exact.double()
+    # not every device has float64
+    approximate, exact = approximate.cpu().double(), exact.cpu().double()
+    difference = approximate - exact
 
     def over(denominator: Tensor) -> float:
         error, scale = float(difference.norm()), float(denominator.norm())
         return error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
 
     worst = float(difference.abs().amax()) if difference.numel() else 0.0
-    of_change = None if before is None else over(exact - before.double())
+    of_change = None if before is None else over(exact - before.cpu().double())
     estimate = ErrorEstimate(over(exact), of_change, worst, approximate.shape[0])
     if warn_above is not None and not estimate.relative <= warn_above:
         warnings.warn(

@@ -19,7 +19,7 @@ from permutohedral.lattice.arrays import Data, ImageFormat, as_given, is_uint8, 
 from permutohedral.lattice.checks import check_method
 from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
 from permutohedral.lattice.features import bilateral as bilateral_features
-from permutohedral.ops.tracing import breaks_graph, fusion_blocker, wants_gradient
+from permutohedral.ops.tracing import breaks_graph, has_no_subclass, is_traced, requires_gradient, wants_gradient
 
 # the filter is useless if neighbors are further apart, in standard deviations, and the image changes by a smaller share
 # of their difference; torch.rand(3, 32, 48) changes by 0.026 at sigma_color=0.1
@@ -151,7 +151,7 @@ def warn_of_large_sigma(sigma_color: Sigma) -> None:
 def _warn_if_unchanged(image: Tensor, edges: Tensor, filtered: Tensor, sigma_color: Sigma, spatial_dims: int) -> None:
     """Warn if `sigma_color` is so small that the filter does nothing, as for a photo in [0, 255] and 0.1."""
     space = image.shape[-spatial_dims:]
-    if fusion_blocker(image, edges, filtered) is not None or wants_gradient(filtered):
+    if is_traced() or filtered.is_meta or not has_no_subclass(image, edges) or requires_gradient(filtered):
         return
     if math.prod(space) < _FEWEST_PIXELS or 0 in image.shape:
         return

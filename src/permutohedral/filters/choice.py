@@ -24,13 +24,13 @@ from permutohedral.filters.color_grid import (
     has_color_grid,
     is_within_limits,
 )
-from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
+from permutohedral.filters.exact import needs_sigma_gradient, sigma_in_pixels, window_size
 from permutohedral.lattice.arrays import Data, ImageFormat
 from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, numbers_of
 from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.lattice.tensors import check_features, check_tensor
-from permutohedral.ops import operators
-from permutohedral.ops.tracing import is_plain, is_recorded, is_traced, wants_gradient
+from permutohedral.ops.binding import bind
+from permutohedral.ops.tracing import is_recorded, is_traced
 
 # windows of the exact method, in standard deviations: they leave out 1.1 and 4.4 % of the mass of the Gaussian
 _REACHES = 3.0, 2.5
@@ -195,7 +195,7 @@ def choose_for_pixels(
     >>> choose_for_pixels(image, image, 1.0, 0.1).method
     'exact'
     """
-    if has_no_window(sigma_space):
+    if needs_sigma_gradient(sigma_space):
         return MethodChoice("lattice", "a window has no derivative with respect to sigma_space")
     costs = costs_of(guide.device) if costs is None else costs
     *items, guides, height, width = guide.shape
@@ -244,7 +244,7 @@ def _choose_grid(
 ) -> MethodChoice | None:
     """Choose the color grid; None if the backend has none, for colors beyond its limits, or if gradients are wanted."""
     *_, guides, height, width = guide.shape
-    if not has_color_grid(guide) or wants_gradient(image, guide, sigma_color) or not is_plain(image, guide):
+    if not has_color_grid(guide, image, sigma_color if isinstance(sigma_color, Tensor) else None):
         return None
     guide = guide.contiguous()
     pictures, ranges = guide.view(-1, guides, height, width), numbers_of(sigma_color, guides, "sigma_color")
@@ -262,7 +262,7 @@ def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_
         # one below another: positions of squares hardly change the count
         features = bilateral_features(torch.cat(squares, dim=1), sigma_space=sigmas, sigma_color=sigma_color)
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
-        keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
+        keys = bind(features).index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
     extents = zip(squares[0].shape[1:], first.shape[1:], sigmas, strict=True)
     wider = math.prod(1 + _SQUARE_MARGIN * sigma / part for part, whole, sigma in extents if part < whole)
     return keys.shape[0] / (features.shape[0] * wider)

@@ -22,11 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from permutohedral.errors import BackendUnavailable
 from permutohedral.lattice.memory import check_rows
-from permutohedral.ops import composite
-from permutohedral.ops.contract import ColorGridTables, Declined
-from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import ColorGridTables
 
 # nodes along an axis that a color touches
 _TAPS = 3
@@ -163,7 +161,7 @@ def _color_spans(guide: Tensor) -> NDArray[np.float64]:
         spans = pixels.max(axis=2).max(axis=0) - pixels.min(axis=2).min(axis=0)
         return np.asarray(spans, dtype=np.float64)
     channels = guide.detach().movedim(1, 0).flatten(1)
-    return (channels.amax(dim=1) - channels.amin(dim=1)).double().cpu().numpy()
+    return (channels.amax(dim=1) - channels.amin(dim=1)).cpu().double().numpy()
 
 
 def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], axes: ColorAxes) -> Tensor:
@@ -179,7 +177,7 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
         `[items, channels + 1, height, width]`; the last channel is the mass, the sum of ones.
 
     Raises:
-        BackendUnavailable: the backend has no color grid (see `has_color_grid`), or gradients are wanted.
+        BackendUnavailable: the backend has no color grid (see `has_color_grid`).
     """
     items, channels, height, width = values.shape
     if values.numel() == 0:
@@ -193,15 +191,12 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
     # the sums, and of one item contiguous values and colors, and coordinates
     planes = items * (channels + 1) + _CHANNELS_PER_PASS + 2 * MAX_GUIDE_CHANNELS + 2
     check_rows(planes * height * width, 1, values)
-    sums = composite.sum_color_grid.fuse((values, guide), lambda: (tables,))
-    if isinstance(sums, Declined):
-        raise BackendUnavailable(f"the color grid cannot be used, because {sums.reason}")
-    return sums
+    return bind(values, guide).sum_color_grid(values, guide, tables)
 
 
-def has_color_grid(guide: Tensor) -> bool:
-    """Return whether the backend of a tensor has color grids."""
-    return hasattr(primitives_for(guide), "sum_color_grid")
+def has_color_grid(*tensors: Tensor | None) -> bool:
+    """Return whether the backend of these tensors has color grids; none has their derivatives."""
+    return bind(*tensors).has_color_grid
 
 
 def reach_of_grid(sigma: float, step: GridStep, extent: int) -> int:

@@ -18,8 +18,9 @@ from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice.features import Sigma, in_units_of, numbers_of
 from permutohedral.lattice.tensors import check_features, check_tensor, has_finite_sum
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
-from permutohedral.ops.operators import sum_neighbors, sum_window
 from permutohedral.ops.reference import window_extents
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
 
@@ -54,15 +55,15 @@ def sum_points(
     targets = features if target_features is None else target_features
     for given in (features, targets):
         check_finite(given)
-    wide = values.to(features.dtype)
+    ops, wide = bind(values, features, targets), values.to(features.dtype)
     if features.dim() == 3:
-        items = [_sum(*item, normalization) for item in zip(wide, features, targets, strict=True)]
+        items = [_sum(ops, *item, normalization) for item in zip(wide, features, targets, strict=True)]
         filtered = torch.stack(items) if items else wide.new_zeros(0, targets.shape[1], values.shape[2])
         return filtered.to(values.dtype)
     # items that share their features are channels
     *leading, points, channels = values.shape
     rows = wide.movedim(-2, 0).reshape(points, math.prod(leading) * channels)
-    filtered = _sum(rows, features, targets, normalization)
+    filtered = _sum(ops, rows, features, targets, normalization)
     return filtered.reshape(targets.shape[0], *leading, channels).movedim(0, -2).to(values.dtype)
 
 
@@ -91,7 +92,7 @@ def window_size(sigma: tuple[float, float], reach: float, height: int, width: in
     return 2 * sum(along) - sum(along[:1])
 
 
-def has_no_window(sigma_space: Sigma) -> bool:
+def needs_sigma_gradient(sigma_space: Sigma) -> bool:
     """Return whether a derivative with respect to `sigma_space` may be wanted, which a window does not have."""
     return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
 
@@ -105,8 +106,8 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
 def window_of(
     guide: Tensor, sigma_space: Sigma, sigma_color: Sigma | None, reach: float = WINDOW_REACH
 ) -> Window | None:
-    """Return the window of a bilateral filter, None if it `has_no_window`; without sigma_color that of a color grid."""
-    if has_no_window(sigma_space):
+    """Return the window of a bilateral filter, or without sigma_color of a color grid; None to differentiate sigma."""
+    if needs_sigma_gradient(sigma_space):
         return None
     sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
     units = guide.to(accumulation_dtype(guide.dtype))
@@ -131,7 +132,8 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axe
     """
     _check_normalization(normalization, ("homogeneous", "none"))
     if values.numel() == 0:
-        return torch.zeros_like(values)
+        # empty, with derivatives
+        return values * window.guide.sum().to(values.dtype)
     items, _, height, width = window.guide.shape
     *leading, _, channels = values.shape
     # pictures that share their guide are channels
@@ -139,7 +141,7 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axe
     if axes is None:
         if normalization == "homogeneous":
             pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
-        sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
+        sums = bind(pixels, window.guide).sum_window(pixels, window.guide, *window.sigma, window.reach)
     else:
         sums = sum_color_grid(pixels, window.guide, window.sigma, axes)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
@@ -186,15 +188,15 @@ def _check_normalization(normalization: Normalization, known: Sequence[Normaliza
         )
 
 
-def _sum(rows: Tensor, features: Tensor, targets: Tensor, normalization: Normalization) -> Tensor:
+def _sum(ops: Backend, rows: Tensor, features: Tensor, targets: Tensor, normalization: Normalization) -> Tensor:
     """Filter `[points, channels]` to `[target points, channels]`."""
     if normalization == "none":
-        return sum_neighbors(rows, features, targets, POINTS_REACH)
+        return ops.sum_neighbors(rows, features, targets, POINTS_REACH)
     ones = rows.new_ones(rows.shape[0], 1)
     if normalization == "homogeneous":
-        sums = sum_neighbors(torch.cat([rows, ones], dim=1), features, targets, POINTS_REACH)
+        sums = ops.sum_neighbors(torch.cat([rows, ones], dim=1), features, targets, POINTS_REACH)
         return sums[:, :-1] / (sums[:, -1:] + SMALLEST_MASS)
-    mass = sum_neighbors(ones, features, features, POINTS_REACH)
+    mass = ops.sum_neighbors(ones, features, features, POINTS_REACH)
     ones = rows.new_ones(targets.shape[0], 1)
-    target_mass = mass if targets is features else sum_neighbors(ones, targets, targets, POINTS_REACH)
-    return sum_neighbors(rows * mass.rsqrt(), features, targets, POINTS_REACH) * target_mass.rsqrt()
+    target_mass = mass if targets is features else ops.sum_neighbors(ones, targets, targets, POINTS_REACH)
+    return ops.sum_neighbors(rows * mass.rsqrt(), features, targets, POINTS_REACH) * target_mass.rsqrt()

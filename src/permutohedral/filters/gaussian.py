@@ -16,16 +16,25 @@ from permutohedral.filters.normalization import (
     SEPARABLE,
     Normalization,
     apply_step,
-    filter_homogeneous,
+    check_separable,
     filter_normalized,
 )
 from permutohedral.filters.weighting import filter_weighted
-from permutohedral.lattice.checks import DENSE_SIZE, check_method, check_points, has_no_gradient, lattice_for
+from permutohedral.lattice.checks import (
+    DENSE_SIZE,
+    check_method,
+    check_points,
+    lattice_for,
+    points_to_rows,
+    rows_to_points,
+)
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.memory import MemoryLimit
-from permutohedral.ops.composite import filter_points
+from permutohedral.lattice.memory import MemoryLimit, check_rows
+from permutohedral.lattice.neighborhood import neighborhood_of
+from permutohedral.lattice.tensors import check_features, check_tensor
+from permutohedral.ops.binding import bind
 from permutohedral.ops.constants import items_of_points
-from permutohedral.ops.contract import SMALLEST_MASS, Declined, accumulation_dtype
+from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph
 
 GaussianMethod = Literal["lattice", "dense", "exact", "auto"]
@@ -147,44 +156,54 @@ def filter_gaussian(
             raise InputError("features are missing: the exact method needs features [points, d]")
         return sum_points(values, normalization, features, target_features)
     dense = method == "dense"
-    if normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo):
-        filtered = _filter_fused(values, features)
-        if not isinstance(filtered, Declined):
-            return filtered
+    fused = normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo)
+    if fused and features is not None and _is_simple(values, features):
+        return _filter_points(values, features)
     size = DENSE_SIZE if dense else 0
     lattice = lattice_for(features, target_features, lattice, size, halo, separable=not dense)
-    gaussian = DENSE if dense else SEPARABLE
-    # sums of many points exceed the range of float16
-    wide = values.to(accumulation_dtype(values.dtype)) if isinstance(values, Tensor) else values
-    if normalization != "homogeneous":
-        return filter_normalized(wide, lattice, normalization, gaussian.blur, gaussian).to(values.dtype)
     check_points(values, lattice)
-    if not dense and has_no_gradient(values, lattice):
-        return filter_homogeneous(values, lattice)
+    source, target = lattice.source, lattice.target
+    ops = bind(values, source.barycentric, target.barycentric)
+    gaussian = DENSE if dense else SEPARABLE
+    if normalization == "homogeneous" and not dense:
+        axis_neighbors, (rows, leading) = check_separable(lattice), points_to_rows(values, lattice)
+        # splatted, blurred, and between the passes of the blur
+        check_rows(3 * source.keys.shape[0], rows.shape[1] + 1, rows)
+        tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
+        return rows_to_points(ops.filter_gaussian(rows, *tables), lattice, leading)
+    # sums of many points exceed the range of float16
+    wide = values.to(accumulation_dtype(values.dtype))
+    if normalization != "homogeneous":
+        return filter_normalized(ops, wide, lattice, normalization, gaussian.blur, gaussian).to(values.dtype)
     # the mass is one more channel
     ones = wide.new_ones(()).expand(*wide.shape[:-1], 1)
-    filtered = apply_step(torch.cat([wide, ones], dim=-1), lattice, gaussian.blur)
+    filtered = apply_step(ops, torch.cat([wide, ones], dim=-1), lattice, gaussian.blur)
     return (filtered[..., :-1] / (filtered[..., -1:] + SMALLEST_MASS)).to(values.dtype)
 
 
-def _filter_fused(values: Tensor, features: Tensor | None) -> Tensor | Declined:
-    """Run the normalized separable Gaussian between the points in one call of the backend."""
+def _is_simple(values: Tensor, features: Tensor) -> bool:
+    """Return whether `filter_points` takes these arguments; others are checked when their lattice is used."""
     if not isinstance(features, Tensor) or not isinstance(values, Tensor):
-        return Declined("values or features are no tensors")
+        return False
+    fits = features.dim() in (2, 3) and values.shape[:-1] == features.shape[:-1] and values.device == features.device
+    if not fits or accumulation_dtype(values.dtype) != features.dtype or features.dtype.itemsize < 4:
+        return False
+    return torch.compiler.is_compiling() or (features.numel() > 0 and values.shape[-1] > 0)
 
-    def plan() -> tuple[()] | Declined:
-        if features.dim() not in (2, 3) or values.shape[:-1] != features.shape[:-1]:
-            return Declined("values and features are not those of the same points")
-        if features.numel() == 0 or values.shape[-1] == 0:
-            return Declined("there are no points or no channels")
-        if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
-            return Declined("values and features differ in dtype")
-        points, dimension = features.shape[:-1].numel(), features.shape[-1]
-        MemoryLimit(None, features.device).check_simplices(points, dimension, features.element_size())
-        return ()
 
-    if features.dim() == 2 or values.dim() != 3:
-        return filter_points.fuse((values, features, None), plan)
-    batch = items_of_points(features.shape[0], features.shape[1], features.device)
-    filtered = filter_points.fuse((values.flatten(0, 1), features.flatten(0, 1), batch), plan)
-    return filtered if isinstance(filtered, Declined) else filtered.view(values.shape)
+def _filter_points(values: Tensor, features: Tensor) -> Tensor:
+    """Run the normalized separable Gaussian between the points."""
+    check_tensor("values", values)
+    neighborhood, limit = neighborhood_of(check_features(features, None), 0), MemoryLimit(None, features.device)
+    channels, batch, rows, places = values.shape[-1], None, values, features
+    if features.dim() == 3:
+        batch = items_of_points(features.shape[0], features.shape[1], features.device)
+        rows, places = values.flatten(0, 1), features.flatten(0, 1)
+    limit.check_simplices(places.shape[0], places.shape[1], features.element_size())
+
+    def check(num_lattice_points: int) -> None:
+        limit.check_neighbors(num_lattice_points, neighborhood, separable=True)
+        # splatted, blurred, and between the passes of the blur
+        check_rows(3 * num_lattice_points, channels + 1, values)
+
+    return bind(rows, places).filter_points(rows, places, batch, check).view(values.shape)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import DENSE, Normalization, filter_normalized
-from permutohedral.filters.steps import convolve
+from permutohedral.filters.steps import convolve_lattice
 from permutohedral.filters.weighting import check_finite_values, weigh
-from permutohedral.lattice.checks import check_points, check_results, lattice_for
+from permutohedral.lattice.checks import (
+    check_points,
+    check_results,
+    lattice_for,
+    points_to_rows,
+    rows_to_points,
+    to_autocast_dtype,
+)
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.ops.composite import filter_learned, to_autocast_dtype
-from permutohedral.ops.contract import Declined, FilterTables, accumulation_dtype
+from permutohedral.lattice.tensors import check_tensor
+from permutohedral.ops.backend import Backend, report_declined
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import FilterTables
 
 
 def permutohedral_filter(
@@ -66,62 +73,62 @@ def filter_with_bias(
     sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Run `permutohedral_filter` on a lattice, and add `bias [out_channels]` to the result."""
-    device = lattice.device
+    device = lattice.neighbors.device
     # float64 stays float64, as in torch's convolutions
-    if torch.is_autocast_enabled(device.type) and lattice.dtype == torch.float32:
+    if torch.is_autocast_enabled(device.type) and lattice.source.barycentric.dtype == torch.float32:
         values, weight, bias = to_autocast_dtype(device, values, weight, bias)
         with torch.autocast(device.type, enabled=False):
             return filter_with_bias(values, lattice, weight, bias, normalization, sample_weight)
-    if normalization != "none" and _is_float16(values) and _is_float16(weight):
+    dtypes = getattr(values, "dtype", None), getattr(weight, "dtype", None)
+    if normalization != "none" and dtypes == (torch.float16, torch.float16):
         # sums exceed the range of float16 before they are divided by mass or density, and so do their gradients
         wide = None if bias is None else bias.float()
         return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, sample_weight).half()
+    check_points(values, lattice)
+    ops = bind(values, weight, bias, sample_weight, lattice.source.barycentric, lattice.target.barycentric)
     if sample_weight is not None:
         if normalization == "symmetric":
             raise InputError("sample_weight does not go with the normalization 'symmetric': targets have none")
-        check_points(values, lattice)
         weighted = weigh(values, sample_weight)
         check_finite_values(weighted)
         counted = weighted[..., :-1].to(values.dtype)
-        return compose(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    return filter_learned(
-        (values, weight, bias),
-        lambda: _plan(values, weight, bias, lattice, normalization),
-        partial(compose, lattice=lattice, normalization=normalization),
-        constants=(lattice.source.barycentric, lattice.target.barycentric),
-    )
+        return _compose(ops, counted, weight, bias, lattice, normalization, weighted[..., -1:])
+    tables = _plan(ops, values, weight, bias, lattice, normalization)
+    if isinstance(tables, str):
+        report_declined("filter_learned", tables)
+        return _compose(ops, values, weight, bias, lattice, normalization)
+    rows, leading = points_to_rows(values, lattice)
+    output, _ = ops.filter_learned(rows, weight, bias, tables)
+    return rows_to_points(output, lattice, leading)
 
 
 def _plan(
-    values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
-) -> tuple[FilterTables] | Declined:
-    """Return the plan of the fused filter; arguments that do not fit are left to `compose` to reject."""
+    ops: Backend, values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
+) -> FilterTables | str:
+    """Return the plan of `filter_learned`, or why it is not called; `_compose` rejects what does not fit."""
     if normalization not in ("none", "density"):
-        return Declined(f"it supports the normalizations 'none' and 'density', got {normalization!r}")
-    if not isinstance(weight, Tensor):
-        return Declined("the weight is not a tensor")
-    shape, items = values.shape, lattice.batch_size
-    points = (lattice.source.num_points,) if items is None else (items, lattice.points_per_item[0])
-    if shape[:-1] != points or weight.dim() != 3:
-        return Declined(
-            f"it takes values {[*points, 'channels']} and a weight of 3 axes, not items on a shared lattice"
-        )
-    if weight.dtype != values.dtype or (bias is not None and bias.dtype != values.dtype):
-        return Declined("values, weight and bias differ in dtype")
-    if accumulation_dtype(values.dtype) != lattice.dtype:
-        return Declined("values and features differ in dtype")
-    filter_size, in_channels, out_channels = weight.shape
-    if not (values.numel() and in_channels and out_channels and lattice.target.num_points):
-        return Declined("there are no points or no channels")
-    groups, rest = divmod(shape[-1], in_channels)
-    if filter_size != lattice.neighbors.shape[0] or rest or out_channels % groups:
-        return Declined("the weight does not fit the values and the lattice")
-    check_results(lattice, out_channels, values)
-    tables = lattice.source, lattice.target, lattice.neighbors, lattice.reverse_neighbors, lattice.opposite
-    return (FilterTables(*tables, groups, normalization == "density"),)
+        return f"it supports the normalizations 'none' and 'density', got {normalization!r}"
+    check_tensor("weight", weight)
+    if weight.dim() != 3 or (values.dim() != 2 and lattice.batch_size is None):
+        return "it takes a weight of 3 axes, and no items on a shared lattice"
+    for each in (weight, bias):
+        if each is not None and (each.dtype != values.dtype or each.device != values.device):
+            return "values, weight and bias differ in dtype or device"
+    (filter_size, in_channels, out_channels), channels = weight.shape, values.shape[-1]
+    # sizes may be unknown to torch.compile
+    if ops.name and not (values.numel() and in_channels and out_channels):
+        return "there are no points or no channels"
+    groups, rest = (channels // in_channels, channels % in_channels) if in_channels else (0, 1)
+    if filter_size != lattice.neighbors.shape[0] or rest or groups < 1 or out_channels % groups:
+        return "the weight does not fit the values and the lattice"
+    if ops.name:
+        check_results(lattice, out_channels, values)
+    links = lattice.neighbors, groups, lattice.reverse_neighbors, lattice.opposite
+    return FilterTables(lattice.source, lattice.target, *links, normalization == "density")
 
 
-def compose(
+def _compose(
+    ops: Backend,
     values: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -129,14 +136,10 @@ def compose(
     normalization: Normalization,
     sample_weight: Tensor | None = None,
 ) -> Tensor:
-    """Compose the filter of operators."""
+    """Compose the filter of primitives."""
 
-    def step(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-        return convolve(lattice_values, weight, lattice)
+    def step(ops: Backend, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+        return convolve_lattice(ops, lattice_values, weight, lattice)
 
-    output = filter_normalized(values, lattice, normalization, step, DENSE, sample_weight)
+    output = filter_normalized(ops, values, lattice, normalization, step, DENSE, sample_weight)
     return output if bias is None else output + bias.to(output.dtype)
-
-
-def _is_float16(tensor: object) -> bool:
-    return isinstance(tensor, Tensor) and tensor.dtype == torch.float16

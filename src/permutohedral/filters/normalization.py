@@ -13,19 +13,11 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.filters.steps import convolve, slice, splat
-from permutohedral.lattice.checks import (
-    check_points,
-    lattice_to_rows,
-    points_to_rows,
-    rows_to_points,
-    splat_density,
-    unfold,
-)
+from permutohedral.filters.steps import convolve_lattice, slice_lattice, splat_points
+from permutohedral.lattice.checks import lattice_to_rows, splat_density, unfold
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.neighborhood import count_taps, gaussian_weight
-from permutohedral.ops import operators
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype, blur_gain
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
@@ -33,13 +25,13 @@ Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage
 NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
 
 # from lattice values to those at the target lattice points: a learned filter or a Gaussian
-Step = Callable[[Tensor, Lattice], Tensor]
+Step = Callable[[Backend, Tensor, Lattice], Tensor]
 
 
-def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+def _convolve_with_gaussian(ops: Backend, lattice_values: Tensor, lattice: Lattice) -> Tensor:
     weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype, lattice.device)
     with torch.autocast(lattice.device.type, enabled=False):
-        return convolve(lattice_values, weight, lattice)
+        return convolve_lattice(ops, lattice_values, weight, lattice)
 
 
 def check_separable(lattice: Lattice) -> Tensor:
@@ -49,9 +41,9 @@ def check_separable(lattice: Lattice) -> Tensor:
     return lattice.axis_neighbors
 
 
-def _blur_separably(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    blurred = operators.blur(rows, check_separable(lattice), False)
+def _blur_separably(ops: Backend, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    rows, leading = lattice_to_rows(lattice_values)
+    blurred = ops.blur(rows, check_separable(lattice), False)
     return unfold(blurred / blur_gain(lattice.dimension), leading)
 
 
@@ -68,6 +60,7 @@ SEPARABLE = Gaussian(_blur_separably, lambda lattice: 2)
 
 
 def filter_normalized(
+    ops: Backend,
     values: Tensor,
     lattice: Lattice,
     normalization: Normalization,
@@ -75,69 +68,57 @@ def filter_normalized(
     gaussian: Gaussian,
     sample_weight: Tensor | None = None,
 ) -> Tensor:
-    """Splat, `step`, slice, and normalize; `gaussian` measures the mass.
+    """Splat, `step`, slice, and normalize checked values; `gaussian` measures the mass.
 
     Mass and density are those of `sample_weight [..., points, 1]`, by default of ones, in the dtype of the features:
     the least of them are zero in float16. The values are weighted already.
     """
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
-    # before anything is computed from them
-    check_points(values, lattice)
     if normalization == "symmetric":
-        values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
+        values = (values * _mass(ops, lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
     density = None
     if normalization in ("density", "coverage"):
-        density = splat_density(lattice) if sample_weight is None else splat(sample_weight, lattice)
-    output = apply_step(values, lattice, step, density)
+        density = splat_density(ops, lattice) if sample_weight is None else splat_points(ops, sample_weight, lattice)
+    output = apply_step(ops, values, lattice, step, density)
     if normalization == "coverage" and density is not None:
-        output = (output / _coverage(lattice, gaussian, density)).to(output.dtype)
+        output = (output / _coverage(ops, lattice, gaussian, density)).to(output.dtype)
     if normalization == "homogeneous":
-        output = (output / _mass(lattice, gaussian, sample_weight)).to(output.dtype)
+        output = (output / _mass(ops, lattice, gaussian, sample_weight)).to(output.dtype)
     if normalization == "symmetric":
-        output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
+        output = (output * _mass(ops, lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
     return output
 
 
-def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | None = None) -> Tensor:
+def apply_step(ops: Backend, values: Tensor, lattice: Lattice, step: Step, density: Tensor | None = None) -> Tensor:
     """Splat, divide by the density if it is given, `step`, slice."""
     if density is None:
-        return slice(step(splat(values, lattice), lattice), lattice)
+        return slice_lattice(ops, step(ops, splat_points(ops, values, lattice), lattice), lattice)
     # values of 16 bits are rounded once they are means
-    sums = splat(values.to(accumulation_dtype(values.dtype)), lattice)
+    sums = splat_points(ops, values.to(accumulation_dtype(values.dtype)), lattice)
     # the density is zero at halo points, and at vertices that points touch with weight zero
     means = (sums / torch.where(density > 0, density, 1.0)).to(values.dtype)
-    return slice(step(means, lattice), lattice)
+    return slice_lattice(ops, step(ops, means, lattice), lattice)
 
 
-def _mass(lattice: Lattice, gaussian: Gaussian, sample_weight: Tensor | None = None) -> Tensor:
+def _mass(ops: Backend, lattice: Lattice, gaussian: Gaussian, sample_weight: Tensor | None = None) -> Tensor:
     """Filter the weights, by default ones, with the Gaussian: `[..., target points, 1]`."""
     if sample_weight is not None:
-        return apply_step(sample_weight, lattice, gaussian.blur) + SMALLEST_MASS
+        return apply_step(ops, sample_weight, lattice, gaussian.blur) + SMALLEST_MASS
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
     if lattice.batch_size is not None:
         ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
-    return apply_step(ones, lattice, gaussian.blur) + SMALLEST_MASS
+    return apply_step(ops, ones, lattice, gaussian.blur) + SMALLEST_MASS
 
 
-def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
+def _coverage(ops: Backend, lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     """Return the share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
 
     It is at least the share of one tap, so that a single far sample is not amplified to a full signal.
     """
     density = density.detach()
-    around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
+    around = slice_lattice(ops, gaussian.blur(ops, (density > 0).to(density.dtype), lattice), lattice)
     size = gaussian.size(lattice)
     # a tensor: torch.export cannot read numbers
-    whole = gaussian_weight(lattice.dimension, size, torch.float64).sum()
+    whole = gaussian_weight(lattice.dimension, size, density.dtype).sum()
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
-
-
-def filter_homogeneous(values: Tensor, lattice: Lattice) -> Tensor:
-    """Run the separable Gaussian with "homogeneous" normalization in one operator, without derivatives."""
-    axis_neighbors, (rows, leading) = check_separable(lattice), points_to_rows(values, lattice)
-    source, target = lattice.source, lattice.target
-    # splatted, blurred, and between the passes of the blur
-    check_rows(3 * source.num_lattice_points, rows.shape[1] + 1, rows)
-    tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
-    return rows_to_points(operators.filter_gaussian(rows, *tables), lattice, leading)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.checks import (
+    bind_on_lattice,
+    check_points,
     check_weight,
     count,
     lattice_to_rows,
@@ -25,8 +28,9 @@ from permutohedral.lattice.checks import (
     unfold,
 )
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.memory import check_rows
-from permutohedral.ops import operators
+from permutohedral.lattice.memory import check_known_rows, check_rows
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.binding import bind
 
 
 def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum") -> Tensor:
@@ -47,14 +51,26 @@ def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum
     >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
     100.0
     """
-    rows, leading = points_to_rows(values, lattice)
     if reduce not in ("sum", "max"):
         raise InputError(f"reduce must be 'sum' or 'max', got {reduce!r}")
-    source, number = lattice.source, lattice.source.num_lattice_points
-    check_rows(number, rows.shape[1], rows)
+    check_points(values, lattice)
+    ops = bind(values, lattice.source.barycentric)
     if reduce == "sum":
-        return unfold(operators.splat(rows, source.vertices, source.barycentric, number), leading)
-    return unfold(operators.splat_largest(rows, source.vertices, number)[0], leading)
+        return splat_points(ops, values, lattice)
+    rows, leading = points_to_rows(values, lattice)
+    source, number = lattice.source, lattice.source.keys.shape[0]
+    check_rows(number, rows.shape[1], rows)
+    return unfold(ops.splat_largest(rows, source.vertices, number)[0], leading)
+
+
+def splat_points(ops: Backend, values: Tensor, lattice: Lattice) -> Tensor:
+    """Splat checked values."""
+    rows, leading = points_to_rows(values, lattice)
+    source, number = lattice.source, lattice.source.keys.shape[0]
+    if ops.name:
+        check_known_rows(number, rows.shape[1], rows)
+    splatted = ops.splat(rows, source.vertices, source.barycentric, number)
+    return unfold(splatted, leading) if leading else splatted
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
@@ -78,17 +94,26 @@ def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor
     >>> ph.convolve(ph.splat(torch.rand(100, 4), lattice), weight, lattice).shape[1]
     8
     """
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    rows, weight = to_autocast(rows, weight)
-    channels = rows.shape[1] // max(count(leading), 1)
-    weight, groups = check_weight(weight, channels, rows, lattice)
+    ops = bind_on_lattice(lattice_values, lattice, lattice.source, weight)
+    return convolve_lattice(ops, lattice_values, weight, lattice)
+
+
+def convolve_lattice(ops: Backend, lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
+    """Convolve checked values."""
+    rows, leading = (lattice_values, ()) if lattice_values.dim() == 2 else lattice_to_rows(lattice_values)
+    if torch.is_autocast_enabled(rows.device.type):
+        rows, weight = to_autocast(rows, weight)
+    items = count(leading) if leading else 1
+    weight, groups = check_weight(weight, rows.shape[1] // max(items, 1), rows, lattice)
     # items that share a lattice are folded into channels, so they are groups of their own
-    if count(leading) > 1:
-        weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
-    check_rows(lattice.target.num_lattice_points, weight.shape[2], rows)
-    opposite = lattice.neighborhood.opposite(lattice.device)
-    convolved = operators.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
-    return unfold(convolved, leading)
+    if items > 1:
+        weight, groups = weight.repeat(1, 1, items), groups * items
+    if ops.name:
+        check_known_rows(lattice.target.keys.shape[0], weight.shape[2], rows)
+    neighbors = lattice.neighbors
+    reverse = neighbors if lattice.source.keys is lattice.target.keys else None
+    convolved = ops.convolve(rows, weight, neighbors, groups, reverse, lattice.opposite)
+    return unfold(convolved, leading) if leading else convolved
 
 
 def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
@@ -107,7 +132,14 @@ def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     >>> ph.slice(ph.convolve(ph.splat(torch.rand(100, 3), lattice), torch.ones(1), lattice), lattice).shape
     torch.Size([50, 3])
     """
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
-    check_rows(lattice.target.num_points, rows.shape[1], rows)
-    sliced = operators.slice(rows, lattice.target.vertices, lattice.target.barycentric)
-    return rows_to_points(sliced, lattice, leading)
+    ops = bind_on_lattice(lattice_values, lattice, lattice.target, lattice.target.barycentric)
+    return slice_lattice(ops, lattice_values, lattice)
+
+
+def slice_lattice(ops: Backend, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    """Slice checked values."""
+    rows, leading = (lattice_values, ()) if lattice_values.dim() == 2 else lattice_to_rows(lattice_values)
+    target = lattice.target
+    if ops.name:
+        check_known_rows(target.vertices.shape[0], rows.shape[1], rows)
+    return rows_to_points(ops.slice(rows, target.vertices, target.barycentric), lattice, leading)

@@ -6,6 +6,7 @@ weighted mean, and its denominator is the mass near each target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -42,6 +43,7 @@ def filter_weighted(
     Returns:
         `[..., target points, channels]` and `[..., target points]` or None.
     """
+    _check_fill_value(fill_value, values)
     if sample_weight is None and fill_value == 0 and not with_mass:
         check_finite_values(values)
         return run(values, normalization), None
@@ -59,6 +61,15 @@ def filter_weighted(
         filtered = filtered / torch.where(reached, mass, 1.0)
     filtered = torch.where(reached, filtered, fill_value).to(values.dtype)
     return filtered, mass[..., 0] if with_mass else None
+
+
+def _check_fill_value(fill_value: object, values: Tensor) -> None:
+    if isinstance(fill_value, bool) or not isinstance(fill_value, (int, float)):
+        raise InputError(f"fill_value must be a number, got {fill_value!r}")
+    if fill_value and isinstance(values, Tensor) and values.is_floating_point():
+        largest = torch.finfo(values.dtype).max
+        if largest < abs(fill_value) < math.inf:
+            raise InputError(f"fill_value must be at most {largest:.3g} for {values.dtype}, got {fill_value!r}")
 
 
 def weigh(values: Tensor, sample_weight: Tensor | None) -> Tensor:

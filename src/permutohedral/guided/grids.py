@@ -133,7 +133,7 @@ class Grids:
 
     def _kept(self, device: torch.device) -> Tensor:
         """Return the rows of the fine samples that "point" keeps, `[coarse samples]`."""
-        return rows_of_samples(self.positions(torch.float64, device).long(), self.fine)
+        return rows_of_samples(self.positions(torch.int64, device), self.fine)
 
     def corners(self, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the coarse samples around fine ones, and their weights in the linear interpolation.
@@ -272,12 +272,12 @@ class Windows:
 def find_windows(grids: Grids, sigma_space: Sigma, device: torch.device | str = "cpu") -> Windows:
     """Return the windows of the separable Gaussian of bandwidth `sigma_space`, in fine samples."""
     axes = len(grids.fine)
-    sigmas = torch.as_tensor(sigma_space, dtype=torch.float64).detach().expand(axes).tolist()
+    sigmas = torch.as_tensor(sigma_space, dtype=torch.float64, device="cpu").detach().expand(axes).tolist()
     sizes, starts = [], []
     for axis, (coarse, fine, ratio) in enumerate(zip(grids.coarse, grids.fine, grids.ratios, strict=True)):
         far = max(reach(axis) * sigmas[axis], ratio + 1)
         samples = Grids((coarse,), (fine,), grids.sampling).positions(torch.float64, "cpu")[:, 0]
-        places = torch.arange(fine, dtype=torch.float64)
+        places = torch.arange(fine, dtype=torch.float64, device="cpu")
         first = torch.searchsorted(samples, places - far, right=True)
         size = int((torch.searchsorted(samples, places + far) - first).max())
         sizes.append(size)

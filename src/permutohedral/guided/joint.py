@@ -16,13 +16,12 @@ from torch import Tensor
 
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids, Windows, find_windows
-from permutohedral.guided.maps import FEATURE_SHIFT, Layout, features_of
-from permutohedral.lattice.features import Sigma, in_units_of
+from permutohedral.guided.maps import Layout, features_of
+from permutohedral.lattice.features import FEATURE_SHIFT, Sigma, in_units_of
 from permutohedral.lattice.features import join as join_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
-from permutohedral.ops import operators
-from permutohedral.ops.composite import slice_planes
+from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import accumulation_dtype, blur_gain
 from permutohedral.ops.tracing import is_batched, is_recorded
 
@@ -55,8 +54,9 @@ class Joint:
         """Splat and blur rows of coarse samples; a single sample has the weight `gain` at its place."""
         source = self.lattice.source
         check_rows(3 * source.num_lattice_points, rows.shape[1], rows)
-        splatted = operators.splat(rows, source.vertices, source.barycentric, source.num_lattice_points)
-        return operators.blur(splatted, check_separable(self.lattice), False)
+        ops = bind(rows, source.barycentric)
+        splatted = ops.splat(rows, source.vertices, source.barycentric, source.num_lattice_points)
+        return ops.blur(splatted, check_separable(self.lattice), False)
 
     @property
     def gain(self) -> float:
@@ -66,7 +66,7 @@ class Joint:
     def reach(self, weights: Tensor) -> Reach:
         """Return the mass of coarse samples with these weights, `[rows, 1 or channels]`, at each target."""
         target = self.lattice.target
-        mass = operators.slice(self.gather(weights), target.vertices, target.barycentric) / self.gain
+        mass = _slice(self.gather(weights), target.vertices, target.barycentric) / self.gain
         return Reach(self, weights, mass, Interpolation(self.grids, (1 - mass / LEAST_MASS).clamp_min(0)))
 
     def mixture(self, weights: Tensor) -> Mixture:
@@ -74,7 +74,7 @@ class Joint:
         target, windows = self.lattice.target, self.windows
         items = len(weights) // math.prod(self.grids.coarse)
         gathered = self.gather(windows.indicators(items, weights.dtype) * weights)
-        shares = operators.slice(gathered, target.vertices, target.barycentric)
+        shares = _slice(gathered, target.vertices, target.barycentric)
         mass = shares.sum(dim=1, keepdim=True) / self.gain
         # in place: new pages take longer than the sums
         shares = shares.div_(mass.clamp_min(LEAST_MASS) * self.gain)
@@ -111,7 +111,7 @@ class Interpolation:
             return means + self.share * layout.to_rows(self.grids.interpolate(complete))
         rows, corners, weights = self.terms
         if rows.numel():
-            means = means.index_add_(0, rows, operators.slice(layout.to_rows(complete), corners, weights))
+            means = means.index_add_(0, rows, _slice(layout.to_rows(complete), corners, weights))
         return means
 
 
@@ -147,10 +147,10 @@ class Reach:
         target = self.joint.lattice.target
         lattice_values = self.joint.gather(layout.to_rows(complete) * self.weights)
         if self.weights.shape[1] > 1:
-            sums = operators.slice(lattice_values, target.vertices, target.barycentric)
+            sums = _slice(lattice_values, target.vertices, target.barycentric)
             means = sums / (self.joint.gain * self.mass.clamp_min(LEAST_MASS))
         else:
-            means = operators.slice(lattice_values, target.vertices, self._normalized)
+            means = _slice(lattice_values, target.vertices, self._normalized)
         maps = layout.from_rows(self.interpolation.add_to(means, complete, layout), self.joint.grids.fine)
         return maps if channels_last else maps.contiguous()
 
@@ -174,15 +174,15 @@ class Mixture:
         rows = layout.to_rows(complete)
         check_rows(len(self.samples), rows.shape[1], rows)
         if channels_last:
-            return layout.from_rows(operators.slice(rows, self.samples, self.shares), self.grids.fine)
+            return layout.from_rows(_slice(rows, self.samples, self.shares), self.grids.fine)
         parts = zip(self.samples.chunk(layout.guides), self.shares.chunk(layout.guides), strict=True)
-        planes = [slice_planes((rows, *part), tuple, _slice_planes) for part in parts]
+        planes = [bind(rows, self.shares).slice_planes(rows, *part) for part in parts]
         maps = planes[0] if len(planes) == 1 else torch.stack(planes)
         return maps.view(*layout.leading, layout.channels, *self.grids.fine)
 
 
-def _slice_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
-    return operators.slice(rows, samples, shares).T.contiguous()
+def _slice(rows: Tensor, vertices: Tensor, weights: Tensor) -> Tensor:
+    return bind(rows, weights).slice(rows, vertices, weights)
 
 
 def joint_lattice(
@@ -265,7 +265,7 @@ def affine_model(
     intercept = values - (slope * about[:, :, None]).sum(dim=1)
     target = joint.lattice.target
     model = torch.cat([known * slope.flatten(1), known * intercept, 1 - known], dim=1)
-    model = operators.slice(model, target.vertices, target.barycentric)
+    model = _slice(model, target.vertices, target.barycentric)
     slopes, intercepts, unknown = model.split([number * channels, channels, 1], dim=1)
     about = guide - _repeat(center, pixels)
     result = (slopes.unflatten(1, (number, channels)) * about[:, :, None]).sum(dim=1) + intercepts

@@ -23,9 +23,6 @@ SIGMA_LUMA, SIGMA_CHROMA = 0.12, 0.05
 _SIGMA_OTHER = 0.1
 # a guide with larger values is not one with values in [0, 1]
 _LARGEST_GUIDE = 4.0
-# added to all features: without it, positions at whole ratios lie on facets of the lattice, where rounding decides
-# which simplex a sample is in
-FEATURE_SHIFT = 0.2360679775
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def default_guide(guide: Tensor, spatial_dims: int) -> tuple[Tensor, list[float]
 def features_of(
     guide: Tensor, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int, origin: Sequence[int] | None = None
 ) -> Tensor:
-    """Return position and guide of every sample in standard deviations plus `FEATURE_SHIFT`.
+    """Return position and guide of every sample as features.
 
     The result is `[points, d]`, or `[items, points, d]` of a batch. `origin` is the position of the first sample, for a
     part of a larger guide.
@@ -155,7 +152,6 @@ def features_of(
     features = bilateral_features(
         guide, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims, origin=origin
     )
-    features = features + FEATURE_SHIFT
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 
@@ -188,13 +184,15 @@ def known_values(maps: Tensor, sample_weight: Tensor | None, spatial_dims: int) 
     if finite and (weights is None or surely_all(weights > 0)):
         return maps, weights
     unknown = maps.isnan()
+    if weights is not None and not finite:
+        unknown = unknown | (maps.isinf() & (weights == 0))
     if finite or surely_all(unknown.any(dim=channels) == unknown.all(dim=channels)):
         unknown = unknown.any(dim=channels, keepdim=True)
     ones = (~unknown).to(accumulation_dtype(maps.dtype))
     weights = ones if weights is None else ones * weights
     if not is_recorded() and not surely_all((weights > 0).flatten(-spatial_dims).any(dim=-1)):
         raise InputError("nothing is known: every sample of a channel of an item is NaN, or of sample_weight zero")
-    maps = torch.where(unknown | (weights == 0), 0.0, maps)
+    maps = torch.where(unknown, 0.0, maps)
     if not is_recorded() and not _all_finite(maps):
         raise InputError("maps must be finite, or NaN where they are unknown, got infinity")
     return maps, weights

@@ -42,7 +42,7 @@ from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
-from permutohedral.ops import operators
+from permutohedral.ops.binding import bind
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tracing import (
     is_recorded,
@@ -74,7 +74,7 @@ class Smoothness:
 
     def sum_neighbors(self, rows: Tensor) -> Tensor:
         """Return B y for y `[lattice points, channels]`."""
-        return operators.slice(rows, *self.neighbors)
+        return bind(rows, self.neighbors[1]).slice(rows, *self.neighbors)
 
     def apply_laplacian(self, rows: Tensor) -> Tensor:
         """Return (diag(W 1) - W) y for y `[lattice points, channels]`."""
@@ -92,14 +92,15 @@ class Smoothness:
 @with_storable_results
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """Return the roughness of signals on a lattice that was built with `separable=True`."""
-    density = splat_density(lattice)
+    ops = bind(lattice.source.barycentric)
+    density = splat_density(ops, lattice)
     neighbors = _list_neighbors(check_separable(lattice), density.dtype)
     # vertices that points touch with weight zero must not matter, nor be divided by
     wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
     scale = torch.where(density > 0, 1.0, wanted)
     for _ in range(_BALANCING_STEPS):
-        scale = (scale * wanted / operators.slice(scale, *neighbors)).sqrt()
-    return Smoothness(neighbors, scale, scale * operators.slice(scale, *neighbors))
+        scale = (scale * wanted / ops.slice(scale, *neighbors)).sqrt()
+    return Smoothness(neighbors, scale, scale * ops.slice(scale, *neighbors))
 
 
 def _list_neighbors(axis_neighbors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -228,7 +229,8 @@ class BilateralSolver:
             recorded = _system(lattice.source, self._smoothness, data, strength)
             residual = recorded.product(solution) - recorded.right
             solution = attach(solution, residual, lambda gradient: exact.solve_transposed(gradient, *until))
-        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
+        ops = bind(solution, lattice.source.barycentric)
+        rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
         return data.layout.from_rows(rows, self.space).contiguous()
 
     def _check_start(self, start: Tensor | None, layout: Layout) -> None:
@@ -248,7 +250,8 @@ class BilateralSolver:
         """Return lattice values whose interpolation is close to `start`."""
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
-        sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
+        barycentric = source.barycentric.detach()
+        sums = bind(values, barycentric).splat(values, source.vertices, barycentric, source.num_lattice_points)
         return sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(rows.dtype).tiny)
 
     def _where(self, target: Tensor, observe: str | Tensor) -> tuple[Grids | Tensor | None, int, Layout]:
@@ -461,14 +464,15 @@ def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
     if not isinstance(grids, Grids):
         if grids is not None:
             vertices, barycentric = vertices.index_select(0, grids), barycentric.index_select(0, grids)
-        return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number))
+        return _Seen(lambda rows: bind(rows, barycentric).splat(rows, vertices, barycentric, number))
 
     def gather(rows: Tensor) -> Tensor:
         maps = grids.spread(layout.from_rows(rows, grids.coarse))
-        return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
+        rows = layout.to_rows(maps)
+        return bind(rows, barycentric).splat(rows, vertices, barycentric, number)
 
     def observe(rows: Tensor) -> Tensor:
-        maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
+        maps = layout.from_rows(bind(rows, barycentric).slice(rows, vertices, barycentric), grids.fine)
         return layout.to_rows(grids.observe(maps))
 
     return _Seen(gather, observe)

@@ -27,6 +27,7 @@ from permutohedral.guided.solver import BilateralSolver
 from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.tensors import check_count
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_recorded
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
@@ -160,7 +161,8 @@ class Upsampler:
         if len(self._guide.shape) > len(self.grids.fine) + 1:
             raise InputError("guide: the solver takes samples at points for one guide; pass it without batch axes")
         axes = len(self.grids.coarse)
-        places = self.grids.positions(torch.float64, coarse.device)
+        # whole numbers
+        places = self.grids.positions(accumulation_dtype(self._guide.dtype), coarse.device)
         flat = None if sample_weight is None else sample_weight.flatten(-axes)
         # a sample has the weight of the pixels of a cell
         weight = smoothness / math.prod(self.grids.ratios)
@@ -226,7 +228,7 @@ def _in_units_of_mean(weights: Tensor, axes: int) -> Tensor:
 
 def _warn_of_last_channels(maps: Tensor, guide: Tensor) -> None:
     """Warn about maps whose first axes, not the last, have the aspect ratio of the guide."""
-    if is_recorded() or maps.dim() < 3 or guide.dim() < 3 or 0 in maps.shape:
+    if is_recorded() or maps.dim() < 3 or guide.dim() < 3 or 0 in (*maps.shape, *guide.shape):
         return
     (first, second, third), (height, width) = maps.shape[-3:], guide.shape[-2:]
     distortion = second / third * width / height

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice.tensors import check_tensor
 from permutohedral.ops.contract import accumulation_dtype
 
 # all data of a call are tensors, or all are arrays
@@ -95,6 +96,7 @@ class ImageFormat:
             if name in ("image", "guide") and image.dtype != torch.bool:
                 advice = "divide it by its largest value, such as 65535, and state sigma_color in the same units"
             raise InputError(f"{name} must be floating or uint8, got {data.dtype}; {advice}")
+        check_tensor(name, image)
         if not self.channels_last:
             return image
         if image.dim() <= self.spatial_dims:

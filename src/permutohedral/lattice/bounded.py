@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,33 +13,11 @@ from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.neighborhood import neighborhood_of
 from permutohedral.lattice.pyramid import MAX_LEVELS, LatticePyramid, LevelTables
 from permutohedral.lattice.tensors import check_count, check_tensor
-from permutohedral.ops import operators
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.binding import bind
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import FusedFunctions
-from permutohedral.ops.dispatch import backend_name, primitives_for
 from permutohedral.ops.reference import coarse_shares, coarsen_vertices
 from permutohedral.ops.simplices import Simplices
-
-
-class _IndexPoints(torch.autograd.Function):
-    """`index_points_bounded`, with the derivative of `index_points`."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, batch: Tensor | None, rows: int) -> tuple[Tensor, ...]:
-        backend = cast(FusedFunctions, primitives_for(features))
-        keys, vertices, barycentric, table, count = backend.index_points_bounded(features, batch, rows)
-        ctx.save_for_backward(features)
-        ctx.mark_non_differentiable(keys, vertices, table, count)
-        ctx.set_materialize_grads(False)
-        return keys, vertices, barycentric, table, count
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
-        gradient = gradients[2]
-        return None if gradient is None else operators.embed_gradient(ctx.saved_tensors[0], gradient), None, None
-
-
-_index_points: Callable[[Tensor, Tensor | None, int], tuple[Tensor, ...]] = _IndexPoints.apply
 
 
 def build_bounded_lattice(
@@ -78,15 +55,16 @@ def build_bounded_lattice(
         # not cached: a graph keeps the tensors that are made while it is captured
         item = torch.arange(items, dtype=torch.int32, device=features.device)
         batch = item[:, None].expand(items, points).reshape(-1)
-    *simplices, number = _index_points(features.reshape(-1, dimension), batch, max_lattice_points)
-    source = Simplices(*simplices, bounded=True, backend=backend_name(features))
-    along = _find_neighbors(source, source.keys, axis_offsets(dimension, features.device)) if separable else None
+    ops = bind(features)
+    *simplices, number = ops.index_points_bounded(features.reshape(-1, dimension), batch, max_lattice_points)
+    source = Simplices(*simplices, bounded=True, backend=ops.name)
+    along = _find_neighbors(ops, source, source.keys, axis_offsets(dimension, features.device)) if separable else None
     lattice = Lattice(
         dimension=dimension,
         neighborhood_size=neighborhood_size,
         source=source,
         target=source,
-        neighbors=_find_neighbors(source, source.keys, neighborhood.offsets(features.device)),
+        neighbors=_find_neighbors(ops, source, source.keys, neighborhood.offsets(features.device)),
         axis_neighbors=along,
         batch_size=items,
         points_per_item=(points, points),
@@ -140,25 +118,25 @@ def build_bounded_pyramid(
 def _coarsen_bounded(fine: Lattice, rows: int) -> tuple[Lattice, LevelTables, Tensor]:
     """Return the next coarser level with this many rows, the tables between, and its number of lattice points."""
     source, offsets = fine.source, fine.neighborhood.offsets(fine.device)
-    backend = cast(FusedFunctions, primitives_for(source.keys))
-    keys, parents, table, number = backend.coarsen_keys_bounded(source.keys, source.table, rows)
+    ops = bind(source.keys, source.barycentric)
+    keys, parents, table, number = ops.coarsen_keys_bounded(source.keys, source.table, rows)
     # in case of overflow some corners are missing: any row will do
     inside = parents.clamp(max=rows - 1)
     vertices = coarsen_vertices(source.vertices, keys, inside).clamp_(min=0)
     # linear in the weights, so that gradients flow to the features
     shares = coarse_shares(keys, inside, source.barycentric.detach())
-    barycentric = operators.slice(shares, source.vertices, source.barycentric)
+    barycentric = ops.slice(shares, source.vertices, source.barycentric)
     coarse = Simplices(keys, vertices, barycentric, table, bounded=True, backend=source.backend)
     # the coarse lattice points among the fine ones
     places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
-    down = _find_neighbors(source, places, offsets)
-    up = operators.transpose_neighbors(down, fine.neighborhood.opposite(fine.device), fine.num_lattice_points)
-    lattice = replace(fine, source=coarse, target=coarse, neighbors=_find_neighbors(coarse, keys, offsets))
+    down = _find_neighbors(ops, source, places, offsets)
+    up = ops.transpose_neighbors(down, fine.neighborhood.opposite(fine.device), fine.num_lattice_points)
+    lattice = replace(fine, source=coarse, target=coarse, neighbors=_find_neighbors(ops, coarse, keys, offsets))
     return lattice, LevelTables(parents, down, up), number
 
 
-def _find_neighbors(source: Simplices, target_keys: Tensor, offsets: Tensor) -> Tensor:
-    found = operators.find_neighbors(source.keys, source.table, target_keys, offsets)
+def _find_neighbors(ops: Backend, source: Simplices, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    found = ops.find_neighbors(source.keys, source.table, target_keys, offsets)
     # the table also holds the lattice points beyond the last row
     return found.masked_fill_(found >= source.num_lattice_points, -1)
 
@@ -169,7 +147,7 @@ def can_be_bounded(features: Tensor) -> bool:
     >>> can_be_bounded(torch.zeros(9, 2))
     False
     """
-    return hasattr(primitives_for(features), "index_points_bounded")
+    return bind(features).has_bounded
 
 
 def _check_features(features: Tensor) -> tuple[int | None, int, int]:

@@ -6,6 +6,8 @@ share one lattice become further channels, `[points, items * channels]`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,10 @@ from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows, is_negligible
 from permutohedral.lattice.neighborhood import count_taps
 from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
-from permutohedral.ops import operators
-from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import ACCUMULATION
 from permutohedral.ops.simplices import Simplices
-from permutohedral.ops.tracing import wants_gradient
 
 METHODS = ("lattice", "dense", "exact", "auto")
 # of the neighborhood that holds the whole Gaussian
@@ -40,16 +42,19 @@ def check_lattice(lattice: object) -> None:
 
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
-    refuse_torchscript()
-    check_lattice(lattice)
+    if torch._C._get_tracing_state() is not None:
+        refuse_torchscript()
+    if not isinstance(lattice, Lattice):
+        check_lattice(lattice)
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
         raise InputError(f"{name} must be a floating tensor, got {kind}; convert {how}")
     check_tensor(name, values)
-    if values.device != lattice.device:
+    barycentric = lattice.source.barycentric
+    if values.device != barycentric.device:
         raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
-    if accumulation_dtype(values.dtype) != lattice.dtype:
+    if ACCUMULATION.get(values.dtype, values.dtype) != barycentric.dtype:
         raise InputError(
             f"{name} are {values.dtype} but the features of the lattice {lattice.dtype}; convert one (values of 16 "
             "bits go with float32 features)"
@@ -103,42 +108,47 @@ def check_points(values: Tensor, lattice: Lattice) -> None:
             raise InputError(
                 f"values must be [{expected[0]}, {expected[1]}, channels] for this lattice, got {tuple(values.shape)}"
             )
-    elif values.dim() < 2 or values.shape[-2] != lattice.source.num_points:
+    elif values.dim() < 2 or values.shape[-2] != lattice.source.vertices.shape[0]:
         points = lattice.source.num_points
         raise InputError(f"values must be [..., {points}, channels] for this lattice, got {tuple(values.shape)}")
 
 
 def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
-    """Return values at source points as rows, and the leading axes that were folded into channels."""
-    check_points(values, lattice)
+    """Return checked values at source points as rows, and the leading axes that were folded into channels."""
     if lattice.batch_size is not None:
-        return values.reshape(lattice.source.num_points, values.shape[2]), ()
-    return _fold(values)
+        return values.reshape(lattice.source.vertices.shape[0], values.shape[2]), ()
+    if values.dim() == 2:
+        return values, ()
+    return lattice_to_rows(values)
 
 
 def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> Tensor:
     """Return rows at target points with their batch axes."""
     if lattice.batch_size is not None:
         return rows.reshape(lattice.batch_size, lattice.points_per_item[1], rows.shape[1])
-    return unfold(rows, leading)
+    return unfold(rows, leading) if leading else rows
 
 
-def lattice_to_rows(lattice_values: Tensor, lattice: Lattice, simplices: Simplices) -> tuple[Tensor, tuple[int, ...]]:
-    """Return lattice values as rows, and the leading axes that were folded into channels."""
-    check_values(lattice_values, lattice, "lattice values")
-    if lattice_values.dim() < 2 or (
-        not torch.compiler.is_compiling() and lattice_values.shape[-2] != simplices.num_lattice_points
-    ):
+def bind_on_lattice(values: Tensor, lattice: Lattice, simplices: Simplices, *others: Tensor) -> Backend:
+    """Return the backend of values at the lattice points of `simplices`, the source or the target of the lattice.
+
+    Raises:
+        InputError: they are not values at these lattice points.
+    """
+    check_values(values, lattice, "lattice values")
+    ops = bind(values, *others)
+    # the number of lattice points is unknown to torch.compile
+    if values.dim() < 2 or (ops.name and values.shape[-2] != simplices.keys.shape[0]):
         which = "source" if simplices is lattice.source else "target"
         raise InputError(
             f"lattice values must be [..., {simplices.num_lattice_points}, channels], one row for each {which} lattice "
-            f"point, got {tuple(lattice_values.shape)}"
+            f"point, got {tuple(values.shape)}"
         )
-    return _fold(lattice_values)
+    return ops
 
 
-def _fold(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Fold `[..., rows, channels]` to `[rows, items * channels]`; no items become one of zeros."""
+def lattice_to_rows(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Fold `[..., rows, channels]` to `[rows, items * channels]`, and return the axes; no items become one of zeros."""
     leading = tuple(values.shape[:-2])
     if not leading:
         return values, ()
@@ -198,8 +208,19 @@ def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Cast as autocast does for torch.nn.functional.conv2d."""
     if not torch.is_autocast_enabled(rows.device.type) or rows.dtype == torch.float64:
         return rows, weight
-    dtype = torch.get_autocast_dtype(rows.device.type)
-    return rows.to(dtype), weight.to(dtype)
+    rows, weight = to_autocast_dtype(rows.device, rows, weight)
+    return rows, weight
+
+
+def to_autocast_dtype(device: torch.device, *tensors: Any) -> tuple[Any, ...]:
+    """Cast tensors as `torch.autocast` casts the inputs of a convolution; float64 and other objects are kept."""
+    dtype = torch.get_autocast_dtype(device.type)
+    return tuple(
+        each.to(dtype)
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dtype != torch.float64
+        else each
+        for each in tensors
+    )
 
 
 def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
@@ -211,13 +232,8 @@ def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
         check_rows(target_rows, out_channels, values)
 
 
-def has_no_gradient(values: Tensor, lattice: Lattice) -> bool:
-    """Return whether no derivative can be wanted."""
-    return not wants_gradient(values, lattice.source.barycentric, lattice.target.barycentric)
-
-
-def splat_density(lattice: Lattice) -> Tensor:
+def splat_density(ops: Backend, lattice: Lattice) -> Tensor:
     """Return the weight splatted onto each lattice point, `[lattice_points, 1]`."""
     source = lattice.source
     ones = source.barycentric.new_ones(source.num_points, 1)
-    return operators.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
+    return ops.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)

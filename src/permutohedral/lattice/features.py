@@ -17,13 +17,18 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.tensors import check_count, check_tensor
-from permutohedral.ops.composite import picture_features
-from permutohedral.ops.contract import Declined, accumulation_dtype
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.pictures import divide_channels, place_samples
 from permutohedral.ops.tracing import is_traced
 
 __all__ = ["bilateral", "colors", "join", "opponent_colors", "positions"]
 
 Sigma = float | Sequence[float] | np.ndarray | Tensor
+
+# added to the features of images: without it, black pixels and positions at whole ratios lie on facets of the lattice,
+# where rounding decides which simplex a pixel is in, and backends differ
+FEATURE_SHIFT = 0.2360679775
 
 
 def positions(
@@ -51,14 +56,15 @@ def positions(
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise InputError(f"dtype must be floating, such as torch.float32, got {dtype}")
     if not isinstance(space, Sequence) or not len(space):
         raise InputError(f"space must be the extents of the axes, such as (height, width), got {space!r}")
     for extent in space:
         check_count("an extent of space", extent)
     first = _first_sample(origin, len(space))
-    return torch.cat(_positions(space, sigma, "sigma", first, device, dtype), dim=-1).flatten(0, -2)
+    units = _units(sigma, len(space), "sigma", dtype)
+    return torch.cat(place_samples(space, units, first, device, dtype), dim=-1).flatten(0, -2)
 
 
 def colors(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
@@ -160,7 +166,8 @@ def bilateral(
 
     Returns:
         float32 or float64 `[..., points, spatial_dims + channels]`: positions in the order of the axes, (y, x) for
-        pictures, then the channels.
+        pictures, then the channels, plus a constant. Without it, black pixels and positions at whole ratios lie on
+        facets of the lattice. To filter between these pixels and other points, `join` `positions` and `colors` instead.
 
     >>> import torch, permutohedral as ph
     >>> ph.features.bilateral(torch.rand(3, 4, 5), sigma_space=2.0, sigma_color=0.1).shape
@@ -171,34 +178,11 @@ def bilateral(
     check_image(guide, spatial_dims, "guide")
     check_channels_first(guide, spatial_dims, "guide")
     first = _first_sample(origin, spatial_dims)
-    if not isinstance(sigma_space, Tensor) and not isinstance(sigma_color, Tensor):
-        units = numbers_of(sigma_space, spatial_dims, "sigma_space")
-        color_units = numbers_of(sigma_color, guide.shape[-spatial_dims - 1], "sigma_color")
-        fused = picture_features.fuse((guide,), lambda: (units, color_units, first))
-        if not isinstance(fused, Declined):
-            return fused
-    wide = guide.to(accumulation_dtype(guide.dtype))
-    items, space = wide.shape[: -spatial_dims - 1], wide.shape[-spatial_dims:]
-    places = _positions(space, sigma_space, "sigma_space", first, wide.device, wide.dtype)
-    colors = in_units_of(wide.movedim(-spatial_dims - 1, -1), sigma_color, "sigma_color")
-    features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
-    return features.flatten(-spatial_dims - 1, -2)
-
-
-def _positions(
-    space: Sequence[int],
-    sigma: Sigma,
-    name: str,
-    first: Sequence[int],
-    device: torch.device | str | None,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    """Return the coordinate along each axis in standard deviations, `[*space, 1]`: views, which take no memory."""
-    axes, lines = len(space), []
-    for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, name, dtype), strict=True)):
-        line = _divide(torch.arange(start, start + extent, device=device, dtype=dtype), unit)
-        lines.append(line.reshape(-1, *[1] * (axes - axis)).expand(*space, 1))
-    return lines
+    dtype, channels = accumulation_dtype(guide.dtype), guide.shape[-spatial_dims - 1]
+    units = _units(sigma_space, spatial_dims, "sigma_space", dtype)
+    color_units = _channel_units(sigma_color, channels, "sigma_color", dtype)
+    learned = [each for each in (sigma_space, sigma_color) if isinstance(each, Tensor)]
+    return bind(guide, *learned).picture_features(guide, units, color_units, first, FEATURE_SHIFT)
 
 
 def _first_sample(origin: Sequence[int] | None, axes: int) -> Sequence[int]:
@@ -299,24 +283,14 @@ def in_units_of(features: Tensor, sigma: Sigma, name: str = "sigma") -> Tensor:
     >>> in_units_of(torch.tensor([[2.0, 3.0]]), (2.0, 1.0)).tolist()
     [[1.0, 3.0]]
     """
-    dimension = features.shape[-1]
+    return divide_channels(features, _channel_units(sigma, features.shape[-1], name, features.dtype))
+
+
+def _channel_units(sigma: Sigma, channels: int, name: str, dtype: torch.dtype) -> Sequence[float] | Tensor:
+    """Return `sigma` of each channel as numbers, or a tensor with its derivatives."""
     if isinstance(sigma, Tensor):
-        return features / _positive_tensor(sigma, dimension, name).to(features.dtype)
-    numbers = numbers_of(sigma, dimension, name)
-    if len(set(numbers)) == 1:
-        return _divide(features, numbers[0])
-    return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
-
-
-def _divide(features: Tensor, unit: float | Tensor) -> Tensor:
-    """Divide, rounded to nearest on every device.
-
-    On a GPU torch multiplies with the inverse of a plain number, and its last place may put a point on the other side
-    of a face.
-    """
-    if not isinstance(unit, Tensor):
-        unit = features.new_full((), min(unit, torch.finfo(features.dtype).max))
-    return features / unit
+        return _positive_tensor(sigma, channels, name).to(dtype)
+    return numbers_of(sigma, channels, name)
 
 
 def numbers_of(sigma: Sigma, dimension: int, name: str = "sigma") -> list[float]:

@@ -69,7 +69,7 @@ def lattice_positions(simplices: Simplices) -> Tensor:
 
 def step_positions(dimension: int) -> Tensor:
     """Return the steps e_0 to e_d between nearest lattice points in units of the features: float64 `[d + 1, d]`."""
-    return _into_features((dimension + 1) * torch.eye(dimension + 1, dtype=torch.long) - 1)
+    return _into_features((dimension + 1) * torch.eye(dimension + 1, dtype=torch.long, device="cpu") - 1)
 
 
 def _into_features(coordinates: Tensor) -> Tensor:

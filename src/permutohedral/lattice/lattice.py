@@ -17,7 +17,8 @@ from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.lattice.neighborhood import Neighborhood, check_halo, neighborhood_of
 from permutohedral.lattice.tables import build_tables, find_neighbors
 from permutohedral.lattice.tensors import check_features, check_tensor
-from permutohedral.ops.constants import items_of_points
+from permutohedral.ops.binding import bind
+from permutohedral.ops.constants import constant, items_of_points
 from permutohedral.ops.contract import check_items
 from permutohedral.ops.simplices import Simplices, compact_storage
 from permutohedral.ops.tracing import breaks_graph, is_batched, with_storable_results
@@ -96,12 +97,12 @@ class Lattice:
     @property
     def reverse_neighbors(self) -> Tensor | None:
         """The table from source to target, which the gradient needs; None where it is not `neighbors` itself."""
-        return self.neighbors if self.is_shared else None
+        return self.neighbors if self.source.keys is self.target.keys else None
 
     @property
     def opposite(self) -> Tensor:
         """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it."""
-        return self.neighborhood.opposite(self.device)
+        return constant("_opposite", torch.int64, self.neighbors.device, self.dimension, self.neighborhood_size)
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +177,7 @@ class Lattice:
         between = replace(self, source=simplices, target=simplices, points_per_item=(points, points))
         if self.is_shared:
             return between
-        return replace(between, neighbors=find_neighbors(simplices, simplices, self.neighborhood))
+        return replace(between, neighbors=find_neighbors(bind(simplices.keys), simplices, simplices, self.neighborhood))
 
     def __repr__(self) -> str:
         return (
@@ -184,10 +185,6 @@ class Lattice:
             f"points={self.source.num_points}, target_points={self.target.num_points}, "
             f"lattice_points={self.num_lattice_points}, device={str(self.device)!r})"
         )
-
-
-# they hold tensors and numbers: torch.load(weights_only=True) may make them
-torch.serialization.add_safe_globals([Lattice, Simplices])
 
 
 @breaks_graph
@@ -245,7 +242,10 @@ def build_lattice(
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())
-    source, target, neighbors, axis_neighbors = build_tables(sources, targets, neighborhood, halo, separable, limit)
+    ops = bind(features, target_features)
+    source, target, neighbors, axis_neighbors = build_tables(
+        ops, sources, targets, neighborhood, halo, separable, limit
+    )
     return Lattice(
         dimension=neighborhood.dimension,
         neighborhood_size=neighborhood_size,

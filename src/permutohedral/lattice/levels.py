@@ -6,11 +6,17 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.bounded import build_bounded_pyramid
-from permutohedral.lattice.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
+from permutohedral.lattice.checks import (
+    bind_on_lattice,
+    check_weight,
+    count,
+    lattice_to_rows,
+    to_autocast,
+    unfold,
+)
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.pyramid import LatticePyramid, LevelTables, build_pyramid
-from permutohedral.ops import operators
 from permutohedral.ops.contract import accumulation_dtype
 
 __all__ = [
@@ -46,10 +52,11 @@ def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tens
     True
     """
     fine, coarse, tables = _between(pyramid, level)
-    rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
+    ops = bind_on_lattice(lattice_values, fine, fine.source)
+    rows, leading = lattice_to_rows(lattice_values)
     check_rows(coarse.num_lattice_points, rows.shape[1], rows)
     shares = _half_shares(rows, tables.parents)
-    return unfold(operators.splat(rows, tables.parents, shares, coarse.num_lattice_points), leading)
+    return unfold(ops.splat(rows, tables.parents, shares, coarse.num_lattice_points), leading)
 
 
 def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
@@ -71,9 +78,10 @@ def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tenso
     True
     """
     fine, coarse, tables = _between(pyramid, level)
-    rows, leading = lattice_to_rows(lattice_values, coarse, coarse.source)
+    ops = bind_on_lattice(lattice_values, coarse, coarse.source)
+    rows, leading = lattice_to_rows(lattice_values)
     check_rows(fine.num_lattice_points, rows.shape[1], rows)
-    means = operators.slice(rows, tables.parents, _half_shares(rows, tables.parents))
+    means = ops.slice(rows, tables.parents, _half_shares(rows, tables.parents))
     return unfold(means, leading)
 
 
@@ -144,9 +152,10 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     True
     """
     fine, coarse, tables = _between(pyramid, level)
-    rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
+    ops = bind_on_lattice(lattice_values, fine, fine.source)
+    rows, leading = lattice_to_rows(lattice_values)
     check_rows(coarse.num_lattice_points, rows.shape[1], rows)
-    return unfold(operators.splat_largest(rows, tables.parents, coarse.num_lattice_points)[0], leading)
+    return unfold(ops.splat_largest(rows, tables.parents, coarse.num_lattice_points)[0], leading)
 
 
 def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:
@@ -180,7 +189,8 @@ def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, Lev
 def _convolve_between(
     lattice_values: Tensor, weight: Tensor, source: Lattice, neighbors: Tensor, reverse: Tensor
 ) -> Tensor:
-    rows, leading = lattice_to_rows(lattice_values, source, source.source)
+    ops = bind_on_lattice(lattice_values, source, source.source, weight)
+    rows, leading = lattice_to_rows(lattice_values)
     rows, weight = to_autocast(rows, weight)
     weight, groups = check_weight(weight, rows.shape[1] // max(count(leading), 1), rows, source)
     # items that share a lattice are folded into channels, so they are groups of their own
@@ -188,4 +198,4 @@ def _convolve_between(
         weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
     check_rows(neighbors.shape[1], weight.shape[2], rows)
     opposite = source.neighborhood.opposite(source.device)
-    return unfold(operators.convolve(rows, weight, neighbors, reverse, opposite, groups), leading)
+    return unfold(ops.convolve(rows, weight, neighbors, groups, reverse, opposite), leading)

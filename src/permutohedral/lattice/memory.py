@@ -369,7 +369,8 @@ def is_negligible(elements: int, like: Tensor) -> bool:
     >>> is_negligible(3, torch.zeros(1))
     True
     """
-    return _is_negligible(elements * like.element_size(), like.device)
+    needed = elements * like.element_size()
+    return needed < _NEGLIGIBLE_BYTES or _is_negligible(needed, like.device)
 
 
 def check_rows(rows: int, channels: int, like: Tensor) -> None:
@@ -378,8 +379,13 @@ def check_rows(rows: int, channels: int, like: Tensor) -> None:
     Raises:
         MemoryLimitError: it does not.
     """
-    if torch.compiler.is_compiling() or is_negligible(rows * channels, like):
+    if not torch.compiler.is_compiling():
+        check_known_rows(rows, channels, like)
+
+
+def check_known_rows(rows: int, channels: int, like: Tensor) -> None:
+    """Run `check_rows` in a call that torch.compile does not trace."""
+    needed = rows * channels * like.element_size()
+    if needed < _NEGLIGIBLE_BYTES or _is_negligible(needed, like.device):
         return
-    MemoryLimit(None, like.device).check(
-        rows * channels * like.element_size(), f"a result of {rows:,} rows with {channels:,} channels"
-    )
+    MemoryLimit(None, like.device).check(needed, f"a result of {rows:,} rows with {channels:,} channels")

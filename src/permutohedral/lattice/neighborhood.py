@@ -67,30 +67,30 @@ def _taps(dimension: int, size: int) -> Tensor:
 
 
 @shared_constant
-def _offsets(dimension: int, size: int, device: torch.device) -> Tensor:
+def _offsets(dimension: int, size: int) -> Tensor:
     taps = _taps(dimension, size)
     offsets = (dimension + 1) * taps - taps.sum(dim=1, keepdim=True)
-    return offsets[:, :dimension].to(torch.int32).contiguous().to(device)
+    return offsets[:, :dimension].to(torch.int32).contiguous()
 
 
 @shared_constant
-def _opposite(dimension: int, size: int, device: torch.device) -> Tensor:
+def _opposite(dimension: int, size: int) -> Tensor:
     taps = _taps(dimension, size)
     opposite = taps.amax(dim=1, keepdim=True) - taps
     # lexicographic order is the order of the digits read as one number in base s+1
     powers = (size + 1) ** torch.arange(dimension, -1, -1, device=taps.device)
-    return torch.searchsorted((taps * powers).sum(dim=1), (opposite * powers).sum(dim=1)).to(device)
+    return torch.searchsorted((taps * powers).sum(dim=1), (opposite * powers).sum(dim=1))
 
 
 @shared_constant
-def _gaussian(dimension: int, size: int, device: torch.device) -> Tensor:
+def _gaussian(dimension: int, size: int) -> Tensor:
     taps = _taps(dimension, size)
     n_0, n_1, n_2 = (taps.eq(i).sum(dim=1).double() for i in range(3))
     highest = taps.amax(dim=1)
     one = (torch.exp2(-n_1) + torch.exp2(-n_0)) / blur_gain(dimension)
     two = torch.exp2(-(n_0 + n_2)) / blur_gain(dimension)
     weight = torch.where(highest == 1, one, torch.where(highest == 2, two, 0.0))
-    return torch.where(highest == 0, 1.0, weight).to(device)
+    return torch.where(highest == 0, 1.0, weight)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def gaussian_weight(
     [1.0, 0.6666666865348816, 0.6666666865348816]
     """
     Neighborhood(dimension, size)
-    return constant("_gaussian", torch.float64, device, dimension, size).to(dtype, copy=True)
+    return constant("_gaussian", dtype, device, dimension, size).clone()
 
 
 def check_halo(halo: int, dimension: int) -> None:

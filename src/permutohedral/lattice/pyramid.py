@@ -23,8 +23,7 @@ from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.lattice.tables import lookup_table
-from permutohedral.ops import operators
-from permutohedral.ops.dispatch import backend_name
+from permutohedral.ops.binding import bind
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tracing import breaks_graph, with_storable_results
 
@@ -114,10 +113,6 @@ class LatticePyramid:
         )
 
 
-# they hold tensors and numbers: torch.load(weights_only=True) may make them
-torch.serialization.add_safe_globals([LatticePyramid, LevelTables])
-
-
 @breaks_graph
 @with_storable_results
 def build_pyramid(
@@ -163,16 +158,17 @@ def build_pyramid(
 
 def _coarsen_lattice(fine: Lattice, limit: MemoryLimit) -> tuple[Lattice, LevelTables]:
     neighborhood, device, source = fine.neighborhood, fine.device, fine.source
-    fine_table = lookup_table(source)
-    keys, parents, table, vertices, barycentric = operators.coarsen_lattice(
+    ops = bind(source.keys, source.barycentric)
+    fine_table = lookup_table(ops, source)
+    keys, parents, table, vertices, barycentric = ops.coarsen_lattice(
         source.keys, fine_table, source.vertices, source.barycentric
     )
     limit.check_neighbors(fine.num_lattice_points + 2 * keys.shape[0], neighborhood, False)
     offsets = neighborhood.offsets(device)
-    neighbors = operators.find_neighbors(keys, table, keys, offsets)
+    neighbors = ops.find_neighbors(keys, table, keys, offsets)
     # the coarse lattice points among the fine ones
     places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
-    down = operators.find_neighbors(source.keys, fine_table, places, offsets)
-    up = operators.transpose_neighbors(down, neighborhood.opposite(device), fine.num_lattice_points)
-    coarse = Simplices(keys, vertices, barycentric, table, backend=backend_name(keys))
+    down = ops.find_neighbors(source.keys, fine_table, places, offsets)
+    up = ops.transpose_neighbors(down, neighborhood.opposite(device), fine.num_lattice_points)
+    coarse = Simplices(keys, vertices, barycentric, table, backend=ops.name)
     return replace(fine, source=coarse, target=coarse, neighbors=neighbors), LevelTables(parents, down, up)

@@ -12,13 +12,22 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 
+# complex numbers, and floating numbers of less than 16 bits
+_UNSUPPORTED = tuple(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and (dtype.is_complex or (dtype.is_floating_point and dtype.itemsize < 2))
+)
+
 
 def check_tensor(name: str, given: object) -> None:
-    """Raise unless `given` is a dense tensor."""
+    """Raise unless `given` is a dense tensor of a dtype that is computed with."""
     if not isinstance(given, Tensor):
         raise InputError(f"{name} must be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor")
     if given.layout != torch.strided:
         raise InputError(f"{name} must be dense, got a tensor of the layout {given.layout}; use .to_dense()")
+    if given.dtype in _UNSUPPORTED:
+        raise InputError(f"{name} must be real, of at least 16 bits, got {given.dtype}; convert it, such as to float32")
 
 
 def check_features(features: Tensor, target_features: Tensor | None) -> int:

@@ -1,7 +1,6 @@
 """Networks, with trained weights where `from_pretrained` loads them."""
 
 from permutohedral.models.image_denoiser import Denoiser
-from permutohedral.models.lattice_unet import LatticeUNet
 from permutohedral.models.point_segmentation import PointSegmenter
 
-__all__ = ["Denoiser", "LatticeUNet", "PointSegmenter"]
+__all__ = ["Denoiser", "PointSegmenter"]

@@ -50,7 +50,7 @@ class PermutohedralDenoiser(nn.Module):
     """Convolve over position and noisy gray value: the paper's "PCNN".
 
     It starts as the Gaussian bilateral filter ("PCNN Gauss"). The output is divided by the Gaussian filter of ones for
-    any weights, as in the layer of the paper's authors.
+    any weights. The layer of the paper's authors does so with `norm_type: AFTER`; its default is symmetric.
 
     Args:
         sigma_space: standard deviation over positions, in pixels.

@@ -116,7 +116,9 @@ class Denoiser:
         model, trained_for = load_pretrained(name, level)
         # 24 channels of 512 x 512 are convolved in half the time on a CPU; torch's types do not know the argument
         model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        opponent = (_opponent_matrix() if pixels.shape[0] == 3 else torch.ones(1, 1, device="cpu")).to(pixels.device)
+        opponent = (
+            _opponent_matrix() if pixels.shape[0] == 3 else torch.ones(1, 1, dtype=torch.float32, device="cpu")
+        ).to(pixels.device)
         height, width = pixels.shape[1:]
 
         def plane(index: int) -> Tensor:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import DataError, InputError
-from permutohedral.models.lattice_unet import Between, LatticeUNet
 from permutohedral.models.pretrained import open_weights
+from permutohedral.nn.unet import Between, LatticeUNet
 
 
 class PointSegmenter(nn.Module):
     """Apply `LatticeUNet` to positions in meters.
 
-    It takes a ragged batch, `values [points, in_channels]`, `positions [points, 3]` in meters and `item [points]`, the
+    It takes a ragged batch, `values [points, in_channels]`, `positions [points, 3]` in meters and `batch [points]`, the
     cloud of each point, and returns `[points, classes]`.
 
     Args:
@@ -43,12 +43,19 @@ class PointSegmenter(nn.Module):
         between: Between = "linear",
     ) -> None:
         super().__init__()
+        if isinstance(classes, int) and classes > 256:
+            raise InputError(f"classes is {classes}; pass at most 256, since files store a class in 8 bits")
         self.classes = dict(classes) if isinstance(classes, Mapping) else {f"{n}": n for n in range(classes)}
         for name, number in self.classes.items():
             if type(number) is not int or not 0 <= number <= 255:
                 raise InputError(f"classes have the number {number!r} for {name!r}; pass numbers from 0 to 255")
-        self.step, self._options = step, {"channels": list(channels), "step": step, "between": between}
-        self.network = LatticeUNet(in_channels, len(self.classes), 3, tuple(channels), between)
+        self._options = {"channels": list(channels), "step": step, "between": between}
+        self.network = LatticeUNet(in_channels, len(self.classes), step=step, widths=tuple(channels), between=between)
+
+    @property
+    def step(self) -> float:
+        """Return the step of the finest lattice, in meters."""
+        return self.network.step
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None) -> PointSegmenter:
@@ -78,7 +85,7 @@ class PointSegmenter(nn.Module):
                 if claimed != {name: file.get_slice(name).get_shape() for name in names}:
                     raise DataError(f"{path} has weights of other shapes than the network it describes")
                 network = cls(**options)
-                network.load_state_dict({name: file.get_tensor(name) for name in names})
+                network.load_state_dict({name: file.get_tensor(name) for name in names}, assign=True)
         except (DataError, ModuleNotFoundError):
             raise
         # readers raise any exception for a damaged file
@@ -103,9 +110,9 @@ class PointSegmenter(nn.Module):
         # safetensors itself would make the file readable for its owner only
         Path(path).write_bytes(save(tensors, metadata={"points": json.dumps(options)}))
 
-    def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
+    def forward(self, values: Tensor, positions: Tensor, batch: Tensor) -> Tensor:
         """Return scores `[points, classes]`."""
-        scores: Tensor = self.network(values, positions / self.step, item)
+        scores: Tensor = self.network(values, positions, batch)
         return scores
 
 

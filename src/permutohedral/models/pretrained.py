@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
@@ -118,10 +119,12 @@ def open_weights(path: str | Path) -> Any:
 
 
 def _load(entry: Entry, path: Path) -> nn.Module:
-    model = build_denoiser(entry.kind, entry.options)
+    with torch.device("cpu"):
+        model = build_denoiser(entry.kind, entry.options)
     with open_weights(path) as file:
         state = {name: file.get_tensor(entry.prefix + name) for name in model.state_dict()}
-    model.load_state_dict(state)
+    # the tensors of the file, whatever the default dtype
+    model.load_state_dict(state, assign=True)
     return model.eval()
 
 

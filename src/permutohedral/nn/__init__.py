@@ -22,6 +22,7 @@ from permutohedral.nn.levels import (
     LatticeLinearUp,
     LatticePool,
 )
+from permutohedral.nn.unet import LatticeUNet
 
 __all__ = [
     "BilateralConv1d",
@@ -41,6 +42,7 @@ __all__ = [
     "LatticeLinearDown",
     "LatticeLinearUp",
     "LatticePool",
+    "LatticeUNet",
     "PermutohedralConv",
     "PermutohedralEncoding",
     "capture_step",

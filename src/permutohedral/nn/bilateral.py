@@ -25,10 +25,13 @@ from permutohedral.lattice.features import (
 )
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
+from permutohedral.nn.scale import sigmas_of, wide_exp
 from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
 _MOST_OWN_CHANNELS = 9
+# of layers with a guide
+_SIGMA_COLOR = 0.2
 
 
 class BilateralFilter(nn.Module):
@@ -83,12 +86,12 @@ class BilateralFilter(nn.Module):
     @property
     def sigma_space(self) -> Tensor:
         """Standard deviation over positions: one number, or one for each axis."""
-        return self.log_sigma[: self._numbers_of_space].exp().squeeze(0)
+        return wide_exp(self.log_sigma[: self._numbers_of_space]).squeeze(0)
 
     @property
     def sigma_color(self) -> Tensor:
         """Standard deviation over colors: one number, or one for each channel."""
-        return self.log_sigma[self._numbers_of_space :].exp().squeeze(0)
+        return wide_exp(self.log_sigma[self._numbers_of_space :]).squeeze(0)
 
     def forward(
         self,
@@ -98,10 +101,15 @@ class BilateralFilter(nn.Module):
         origin: Sequence[int] | None = None,
     ) -> Tensor:
         """Filter `image`, keeping the edges of `guide`, by default its own; the rest as in `bilateral_filter`."""
+        sigmas = sigmas_of(self.log_sigma)
+        over_space, over_range = (
+            each[0] if len(each) == 1 else each
+            for each in (sigmas[: self._numbers_of_space], sigmas[self._numbers_of_space :])
+        )
         return bilateral_filter(
             image,
-            sigma_space=self.sigma_space,
-            sigma_color=self.sigma_color,
+            sigma_space=over_space,
+            sigma_color=over_range,
             guide=guide,
             method=self.method,
             halo=self.halo,
@@ -128,13 +136,14 @@ class _BilateralConv(nn.Module):
         self,
         in_channels: int,
         out_channels: int,
-        guide_channels: int | None = None,
+        kernel_size: None = None,
         *,
+        guide_channels: int | None = None,
         neighborhood_size: int = 1,
         groups: int = 1,
         bias: bool = True,
         sigma_space: float | Sequence[float] = 2.0,
-        sigma_color: float | Sequence[float] = 0.2,
+        sigma_color: float | Sequence[float] | None = None,
         init: Initialization | None = None,
         around: Literal["gaussian"] | None = None,
         normalization: Normalization = "density",
@@ -143,15 +152,25 @@ class _BilateralConv(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if kernel_size is not None:
+            raise InputError(
+                f"kernel_size must be left out, got {kernel_size!r}: pass neighborhood_size, the reach of the filter "
+                "in lattice steps; and guide_channels by its name, if that was meant"
+            )
         guides = in_channels if guide_channels is None else guide_channels
         if guide_channels is None and in_channels > _MOST_OWN_CHANNELS and neighborhood_size:
             raise NeighborhoodError(
                 f"guide_channels must be given for more than {_MOST_OWN_CHANNELS} in_channels, got {in_channels}: as "
                 f"its own guide, the image has {self.spatial_dims} + {in_channels} dimensions, and the number of taps "
-                "doubles with each; pass guide_channels=3, and a color image to forward"
+                "doubles with each; pass guide_channels=3, and a color image to forward, or guide_channels=0 for a "
+                "filter over position alone"
             )
         positive_numbers(sigma_space, "sigma_space", self.spatial_dims)
-        positive_numbers(sigma_color, "sigma_color", guides)
+        if guides:
+            sigma_color = _SIGMA_COLOR if sigma_color is None else sigma_color
+            positive_numbers(sigma_color, "sigma_color", guides)
+        elif sigma_color is not None:
+            raise InputError(f"sigma_color must be left out with guide_channels=0, got {sigma_color!r}")
         self.in_channels, self.out_channels, self.guide_channels = in_channels, out_channels, guide_channels
         self.sigma_space, self.sigma_color = sigma_space, sigma_color
         self.convolution = PermutohedralConv(
@@ -191,7 +210,7 @@ class _BilateralConv(nn.Module):
 
         Args:
             image: `[batch, in_channels, *space]`, or without batch.
-            guide: likewise, with guide_channels; default: the image.
+            guide: likewise, with guide_channels; default: the image, or none with guide_channels=0.
             sample_weight: `[..., *space]`, as in `permutohedral_filter`.
             origin: position of the first pixel, for a part of a larger image, as in `bilateral_filter`.
         """
@@ -205,9 +224,12 @@ class _BilateralConv(nn.Module):
             )
         check_image(image, axes)
         self._check_guide(guide, image)
-        edges = image if guide is None else guide
+        edges, sigma_color = image if guide is None else guide, self.sigma_color
+        if sigma_color is None:
+            # no channels, and no batch, so that all items share a lattice
+            edges, sigma_color = image.new_empty(0, *image.shape[-axes:]), 1.0
         features = bilateral_features(
-            edges, sigma_space=self.sigma_space, sigma_color=self.sigma_color, spatial_dims=axes, origin=origin
+            edges, sigma_space=self.sigma_space, sigma_color=sigma_color, spatial_dims=axes, origin=origin
         )
         flat = None
         if sample_weight is not None:
@@ -220,7 +242,7 @@ class _BilateralConv(nn.Module):
     def _check_guide(self, guide: Tensor | None, image: Tensor) -> None:
         axes = self.spatial_dims
         if guide is None:
-            if self.guide_channels is not None:
+            if self.guide_channels:
                 raise InputError(f"guide is missing: this layer was made with guide_channels={self.guide_channels}")
             return
         check_guide(guide, image, axes)
@@ -236,11 +258,12 @@ class _BilateralConv(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"sigma_space={_in_words(self.sigma_space)}, sigma_color={_in_words(self.sigma_color)}"
+        color = "guide_channels=0" if self.sigma_color is None else f"sigma_color={_in_words(self.sigma_color)}"
+        return f"sigma_space={_in_words(self.sigma_space)}, {color}"
 
 
 class BilateralConv1d(_BilateralConv):
-    """Convolve signals over position and value: a drop-in replacement for a stride-1 `torch.nn.Conv1d`.
+    """Convolve signals over position and value, as a padded `torch.nn.Conv1d` of stride 1.
 
     The arguments are those of `BilateralConv2d`.
 
@@ -257,18 +280,20 @@ class BilateralConv1d(_BilateralConv):
 
 
 class BilateralConv2d(_BilateralConv):
-    """Convolve images over position and color: a drop-in replacement for a stride-1 `torch.nn.Conv2d`.
+    """Convolve images over position and color, as a padded `torch.nn.Conv2d` of stride 1.
 
     Args:
         in_channels: channels of the image.
         out_channels: channels of the result.
-        guide_channels: channels of the guide; default: the image is its own guide. The features have
-            2 + guide_channels dimensions, so keep the guide small.
-        neighborhood_size: s of the filter.
+        kernel_size: leave it out: the filter has no side in pixels, see neighborhood_size.
+        guide_channels: channels of the guide; default: the image is its own guide. 0: position alone, without a
+            guide, for `torch.nn.Sequential`. The features have 2 + guide_channels dimensions, so keep the guide small.
+        neighborhood_size: s of the filter, its reach in lattice steps; see `PermutohedralConv`.
         groups: see `torch.nn.Conv2d`.
         bias: see `torch.nn.Conv2d`.
         sigma_space: pixels per lattice step; one number, or one for each axis.
-        sigma_color: guide values per lattice step; one number, or one for each channel of the guide.
+        sigma_color: guide values per lattice step; one number, or one for each channel of the guide. Default: 0.2,
+            and None with guide_channels=0.
         init: see `PermutohedralConv`.
         around: see `PermutohedralConv`.
         normalization: see `PermutohedralConv`.
@@ -285,13 +310,16 @@ class BilateralConv2d(_BilateralConv):
     >>> layer = ph.nn.BilateralConv2d(3, 16)
     >>> layer(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 16, 16, 16])
+    >>> over_position = ph.nn.BilateralConv2d(16, 32, guide_channels=0, neighborhood_size=2)
+    >>> torch.nn.Sequential(layer, over_position)(torch.rand(2, 3, 16, 16)).shape
+    torch.Size([2, 32, 16, 16])
     """
 
     spatial_dims = 2
 
 
 class BilateralConv3d(_BilateralConv):
-    """Convolve volumes over position and value: a drop-in replacement for a stride-1 `torch.nn.Conv3d`.
+    """Convolve volumes over position and value, as a padded `torch.nn.Conv3d` of stride 1.
 
     The arguments are those of `BilateralConv2d`; a volume of one channel makes features of four dimensions.
 

@@ -38,7 +38,7 @@ def capture_step(
 
     Returns:
         A function of features `[points, d]` or `[batch, points, d]` and the other tensors. It returns detached copies
-        of the results of `step`, a tensor or a tuple of tensors.
+        of the results of `step`: tensors, also in tuples, lists and dicts.
 
     >>> import torch, permutohedral as ph
     >>> layer = ph.nn.PermutohedralConv(2, 3, dimension=3)
@@ -169,7 +169,10 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 
 def _copy(results: Any) -> Any:
-    """Return detached copies of tensors, also in a tuple or list."""
+    """Return detached copies of tensors, also in a tuple, list or dict."""
+    if isinstance(results, dict):
+        return {name: _copy(each) for name, each in results.items()}
     if isinstance(results, (tuple, list)):
-        return type(results)(_copy(each) for each in results)
+        copies = [_copy(each) for each in results]
+        return type(results)(*copies) if hasattr(results, "_fields") else type(results)(copies)
     return results.detach().clone() if isinstance(results, Tensor) else results

@@ -15,7 +15,7 @@ from permutohedral.lattice.checks import check_lattice
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
-from permutohedral.nn.scale import scale_features
+from permutohedral.nn.scale import scale_features, wide_exp
 from permutohedral.ops.tracing import breaks_graph
 
 Initialization = Literal["kaiming", "gaussian"]
@@ -116,7 +116,7 @@ class PermutohedralConv(nn.Module):
     @property
     def scale(self) -> Tensor | None:
         """The factor of each feature dimension, `[dimension]`, or None without `learn_sigma`."""
-        return None if self.log_scale is None else self.log_scale.exp()
+        return None if self.log_scale is None else wide_exp(self.log_scale)
 
     def reset_parameters(self) -> None:
         """Draw new weights according to `init`."""

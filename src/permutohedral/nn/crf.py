@@ -15,8 +15,9 @@ from permutohedral.errors import InputError
 from permutohedral.lattice.features import check_image, positive_numbers, read_numbers
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.nn.scale import sigmas_of
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.tracing import breaks_graph, is_traced
+from permutohedral.ops.tracing import breaks_graph
 
 Compatibility = Literal["potts", "diagonal", "matrix"]
 
@@ -131,7 +132,7 @@ class DenseCRF(nn.Module):
                 f"guide must be [channels, *space] or a batch of these, with {self.spatial_dims} axes of space, got "
                 f"{tuple(guide.shape)}"
             )
-        sigma_space, sigma_bilateral, sigma_color = self._sigmas()
+        sigma_space, sigma_bilateral, sigma_color = sigmas_of(self.log_sigma)
         space = tuple(guide.shape[guide.dim() - self.spatial_dims :])
         dtype = accumulation_dtype(guide.dtype)
         costs = [weight if self.costs is None else weight * self.costs for weight in self.kernel_weights]
@@ -160,12 +161,6 @@ class DenseCRF(nn.Module):
 
     def _labels_of(self, logits: Tensor) -> int:
         return logits.shape[logits.dim() - self.spatial_dims - 1]
-
-    def _sigmas(self) -> Sequence[float | Tensor]:
-        if self.log_sigma.requires_grad or is_traced():
-            return tuple(self.log_sigma.exp())
-        # plain numbers, for which features are computed in one call
-        return [math.exp(logarithm) for logarithm in self.log_sigma.tolist()]
 
     def extra_repr(self) -> str:
         space, bilateral, colors = self.log_sigma.detach().exp().tolist()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.operators import encode
 from permutohedral.ops.tracing import is_traced
 
 MOST_DIMENSIONS = 16
@@ -33,7 +33,7 @@ Numbers = Tensor | ArrayLike
 def level_tables(
     sigmas: Tensor, shifts: Tensor, table_size: int, bounds: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return transforms and strides of the levels (see `encode` in `ops/contract.py`).
+    """Return transforms and strides of the levels (see `encode` in `ops/backend.py`).
 
     The shift is split into lattice steps, which are added to the base, and a fraction of a step, so that fine levels
     stay precise.
@@ -118,7 +118,7 @@ def encode_positions(
     _check_range(positions, transforms)
     if torch.is_autocast_enabled(table.device.type) and table.dtype != torch.float64:
         table = table.to(torch.get_autocast_dtype(table.device.type))
-    features = encode(positions.reshape(-1, d), None, table, transforms, strides)
+    features = bind(positions, table).encode(positions.reshape(-1, d), None, table, transforms, strides)
     if window is not None:
         factors = window.to(features.device, features.dtype).repeat_interleave(table.shape[2])
         features = features * factors

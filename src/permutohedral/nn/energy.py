@@ -79,6 +79,11 @@ class DenseEnergyLoss(nn.Module):
                 pixels, region - max(probabilities) elsewhere, and at least 0.
         """
         images, region, labels = self._check(images, probabilities, region, labels)
+        if min(images.shape[2:]) * self.scale_factor < 1:
+            raise InputError(
+                f"images of {images.shape[2]} x {images.shape[3]} pixels have none left after scaling by scale_factor="
+                f"{self.scale_factor:g}; make the layer with a larger one"
+            )
         segments = self._scale(probabilities.to(torch.promote_types(probabilities.dtype, torch.float32)), "bilinear")
         images = self._scale(images.detach().to(segments))
         region = segments.new_ones(()) if region is None else self._scale(region.to(segments))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from permutohedral.filters.gaussian import GaussianMethod, gaussian_filter
 from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice.tensors import refuse_scripting
-from permutohedral.nn.scale import scale_features
+from permutohedral.nn.scale import scale_features, wide_exp
 
 
 class GaussianFilter(nn.Module):
@@ -54,7 +54,7 @@ class GaussianFilter(nn.Module):
     @property
     def scale(self) -> Tensor | None:
         """The factor of each feature dimension, `[dimension]`, or None without `learn_sigma`."""
-        return None if self.log_scale is None else self.log_scale.exp()
+        return None if self.log_scale is None else wide_exp(self.log_scale)
 
     def forward(
         self,

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
-from permutohedral.ops.composite import normalize_items
-from permutohedral.ops.contract import Declined, ItemRows, ItemsNorm
-from permutohedral.ops.tracing import breaks_graph, with_storable_results, without_autocast
+from permutohedral.ops.backend import Backend, report_declined
+from permutohedral.ops.binding import bind
+from permutohedral.ops.items import ItemRows, ItemsNorm
+from permutohedral.ops.tracing import breaks_graph
 
 
-class LatticeItems:
+class LatticeItems(ItemRows):
     """The lattice points of each item of a ragged batch, shared by all normalizations on a lattice.
 
     The unused rows of a bounded lattice are one more item, after the last.
@@ -32,45 +33,8 @@ class LatticeItems:
 
     def __init__(self, lattice: Lattice, items: int | None = None) -> None:
         item = lattice.source.keys[:, 0]
-        self.items = count_items(lattice) if items is None else items
-        self.item = torch.where(item < 0, self.items - 1, item) if lattice.source.bounded else item
-        # computed on first use; cached_property would break a compiled graph
-        self._members: Tensor | None = None
-        self._rows: ItemRows | None = None
-
-    def mean(self, rows: Tensor) -> Tensor:
-        """Average over the lattice points of each item: `[lattice_points, channels]` to `[items, channels]`."""
-        if self._members is None:
-            self._members = self._count_members()
-        return self._sum(rows) / self._members
-
-    def _sum(self, rows: Tensor) -> Tensor:
-        # One place more: at a single one, inductor drops the mask of a GPU's threads, so that all of them add.
-        return rows.new_zeros(self.items + 1, *rows.shape[1:]).index_add(0, self.item, rows)[:-1]
-
-    @with_storable_results
-    def _count_members(self) -> Tensor:
-        # bincount would wait for a GPU; an item has at least one lattice point
-        one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        return self._sum(one).clamp_min(1)[:, None]
-
-    @property
-    def rows(self) -> ItemRows:
-        """Return the lattice points of each item."""
-        if self._rows is None:
-            self._rows = self._sort_rows()
-        return self._rows
-
-    @with_storable_results
-    def _sort_rows(self) -> ItemRows:
-        ordered, order = torch.sort(self.item, stable=True)
-        each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
-        starts = torch.searchsorted(ordered, each, out_int32=True)
-        return ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
-
-    def spread(self, of_items: Tensor) -> Tensor:
-        """Copy the values of items to their lattice points: `[items, channels]` to `[lattice_points, channels]`."""
-        return of_items.index_select(0, self.item)
+        items = count_items(lattice) if items is None else items
+        super().__init__(torch.where(item < 0, items - 1, item) if lattice.source.bounded else item, items)
 
 
 @breaks_graph
@@ -145,28 +109,12 @@ class LatticeGroupNorm(nn.Module):
     def normalize(self, values: Tensor, affine: tuple[Tensor, Tensor], items: LatticeItems, relu: bool) -> Tensor:
         """Normalize with the weight and bias in `affine` instead of those of the layer."""
 
-        def composed(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
-            return normalized.relu() if relu else normalized
-
-        def plan() -> tuple[ItemsNorm] | Declined:
-            if values.numel() == 0:
-                return Declined("there are no lattice points")
-            return (ItemsNorm(items.rows, self.num_groups, self.eps, relu),)
-
-        # autocast leaves a normalization in the dtype of its values
-        return without_autocast(values.device, normalize_items, (values, *affine), plan, composed)
+        norm = ItemsNorm(items, self.num_groups, self.eps, relu)
+        ops = bind(values, *affine)
+        if not torch.compiler.is_compiling() and values.numel() == 0:
+            report_declined("normalize_items", "there are no lattice points")
+            return Backend.normalize_items(ops, values, *affine, norm)[0]
+        return ops.normalize_items(values, *affine, norm)[0]
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
-
-
-def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems, groups: int, eps: float) -> Tensor:
-    """Compose the group normalization of each item of torch operations."""
-    wide = values.float() if values.dtype.itemsize < 4 else values
-    grouped = wide.reshape(wide.shape[0], groups, wide.shape[1] // groups)
-    centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
-    variance = items.mean(centered.square().mean(dim=2))
-    scale = items.spread((variance + eps).rsqrt())[:, :, None]
-    normalized = (centered * scale).reshape(wide.shape)
-    return torch.addcmul(bias, normalized, weight).to(values.dtype)

@@ -15,6 +15,7 @@ from permutohedral.guided.solver import Observe, bilateral_solver
 from permutohedral.lattice.features import Sigma, positive_numbers
 from permutohedral.lattice.tensors import refuse_scripting
 from permutohedral.nn.convolution import PermutohedralConv
+from permutohedral.nn.scale import sigmas_of, wide_exp
 
 
 class BilateralUpsample2d(nn.Module):
@@ -160,12 +161,12 @@ class BilateralSolver(nn.Module):
         self, target: Tensor, guide: Tensor, sample_weight: Tensor | None = None, observe: Observe = "pixels"
     ) -> Tensor:
         """Smooth `target` along `guide`; see `permutohedral.bilateral_solver`."""
-        sigma_space, sigma_color = self.log_sigma.exp()
+        sigma_space, sigma_color = sigmas_of(self.log_sigma)
         return bilateral_solver(
             target,
             guide,
             sample_weight=sample_weight,
-            smoothness=self.log_smoothness.exp(),
+            smoothness=wide_exp(self.log_smoothness),
             sigma_space=sigma_space,
             sigma_color=sigma_color,
             observe=observe,

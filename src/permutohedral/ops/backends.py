@@ -8,7 +8,7 @@ True
 ...     image = ph.bilateral_filter(torch.rand(3, 9, 9), sigma_space=1.0, sigma_color=0.1)
 """
 
-from permutohedral.ops.composite import explain_call
-from permutohedral.ops.dispatch import available, explain, use
+from permutohedral.ops.binding import explain_call
+from permutohedral.ops.dispatch import available, explain, set_default, use
 
-__all__ = ["available", "explain", "explain_call", "use"]
+__all__ = ["available", "explain", "explain_call", "set_default", "use"]

@@ -57,12 +57,12 @@ def stack_channels(run: Run, items: int, axes: Axes, arguments: Arguments) -> tu
 
 
 def as_groups(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-    """Run convolutions with items as groups of channels if they share the tables; the last argument is `groups`."""
+    """Run convolutions with items as groups of channels if they share the tables."""
     if any(axis is not None for axis in axes[2:]):
         return loop(run, items, axes, arguments)
-    *tensors, groups = arguments
-    wide = (_stack_channels(tensor, axis, items) for tensor, axis in zip(tensors[:2], axes[:2], strict=True))
-    return _part(run(*wide, *tensors[2:], groups * items), items)
+    *_, neighbors, groups, reverse, opposite = arguments
+    wide = (_stack_channels(tensor, axis, items) for tensor, axis in zip(arguments[:2], axes[:2], strict=True))
+    return _part(run(*wide, neighbors, groups * items, reverse, opposite), items)
 
 
 def stack_rows(rows: tuple[int, ...]) -> Rule:

@@ -43,24 +43,30 @@ def _cached_items(items: int, points: int, device: torch.device) -> Tensor:
 
 
 # by name, since torch.compile cannot pass functions to a constant
-_BUILDERS: dict[str, functools._lru_cache_wrapper[Tensor]] = {}
+_BUILDERS: dict[str, Callable[..., Tensor]] = {}
 
 
 def shared_constant(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Cache a function of integers and a device, and let `constant` find it by its name."""
-    cached = _BUILDERS[build.__name__] = functools.lru_cache(maxsize=128)(build)
-    return cached
+    """Let `constant` find a function by its name; it takes integers, and makes a tensor on the CPU."""
+    _BUILDERS[build.__name__] = build
+    return build
 
 
-def _build_apart(name: str, *arguments: Any) -> Tensor:
+@functools.lru_cache(maxsize=256)
+def _build(name: str, dtype: torch.dtype, device: torch.device, *arguments: int) -> Tensor:
+    # converted before it is moved: not every device has float64
+    return _BUILDERS[name](*arguments).to(dtype).to(device)
+
+
+def _build_apart(name: str, dtype: torch.dtype, device: torch.device, *arguments: int) -> Tensor:
     """Make tensors that outlive a graph or a transformation of torch, and serve where gradients are wanted."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
-        return _BUILDERS[name](*arguments)
+        return _build(name, dtype, device, *arguments)
 
 
 def _constant_list(name: str, *arguments: int) -> list[Any]:
-    with _disable_current_modes():
-        return _build_apart(name, *arguments, torch.device("cpu")).tolist()
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
+        return _BUILDERS[name](*arguments).tolist()
 
 
 # what torch.compiler.assume_constant_result sets, without loading the compiler, which doubles the time to import
@@ -75,22 +81,22 @@ def constant(name: str, dtype: torch.dtype, device: torch.device | str, *argumen
     Args:
         name: of the function that builds it, decorated with `shared_constant`.
         dtype, device: of the tensor.
-        arguments: of the function, without the device.
+        arguments: of the function.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         # a size that torch.compile takes for unknown becomes a number
         numbers = _constant_list(name, *(operator.index(each) for each in arguments))
         return torch.tensor(numbers, dtype=dtype, device=device)
     if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
-        return _build_apart(name, *arguments, torch.device(device))
-    return _BUILDERS[name](*arguments, torch.device(device))
+        return _build_apart(name, dtype, torch.device(device), *arguments)
+    return _build(name, dtype, torch.device(device), *arguments)
 
 
 @shared_constant
-def _axis_offsets(dimension: int, device: torch.device) -> Tensor:
+def _axis_offsets(dimension: int) -> Tensor:
     d = dimension
     ahead = (d + 1) * torch.eye(d + 1, dtype=torch.int32, device="cpu")[:, :d] - 1
-    return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
+    return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32)
 
 
 def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:

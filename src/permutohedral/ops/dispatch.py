@@ -5,42 +5,46 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import threading
-from collections.abc import Callable
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
-from permutohedral.ops.contract import Primitives
+from permutohedral.ops.backend import Backend
 
 Result = TypeVar("Result")
 
 
-@cache
-def _import(module: str) -> Primitives:
-    return cast(Primitives, importlib.import_module(module))
+def _loader(module: str) -> Callable[[], Backend]:
+    """Return a function that imports a module and returns its `BACKEND`."""
+
+    def load() -> Backend:
+        backend: Backend = importlib.import_module(module).BACKEND
+        return backend
+
+    return load
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A module with the primitives, and the conditions under which it runs.
+@dataclass(frozen=True, eq=False)
+class BackendEntry:
+    """A backend that is loaded on first use, and the conditions under which it runs.
 
     Attributes:
-        name: the argument of `use`.
-        module: import path of the primitives.
+        name: the argument of `use` and `set_default`.
+        load: returns the backend.
         why_unavailable: returns the reason it does not work on this machine, or None.
         why_not_on: returns the reason it does not run on a device of this type, or None.
         forced_only: device types on which it runs only if forced by name.
     """
 
     name: str
-    module: str
+    load: Callable[[], Backend]
     why_unavailable: Callable[[], str | None]
     why_not_on: Callable[[str], str | None]
     forced_only: tuple[str, ...] = ()
@@ -48,9 +52,6 @@ class Backend:
     def blocker(self, device_type: str) -> str | None:
         """Return the reason this backend cannot run on `device_type` here, None if it can."""
         return self.why_unavailable() or self.why_not_on(device_type)
-
-    def load(self) -> Primitives:
-        return _import(self.module)
 
     def fault(self) -> str | None:
         """Return the error of a backend that is installed and does not load, else None."""
@@ -106,42 +107,35 @@ def _triton_runs_on(device_type: str) -> str | None:
 
 # in order of preference
 _BACKENDS = [
-    Backend("native", "permutohedral.ops.native", _native_available, _native_runs_on),
-    Backend("triton", "permutohedral.ops.triton", _triton_available, _triton_runs_on, forced_only=("cpu",)),
+    BackendEntry("native", _loader("permutohedral.ops.native"), _native_available, _native_runs_on),
+    BackendEntry(
+        "triton", _loader("permutohedral.ops.triton"), _triton_available, _triton_runs_on, forced_only=("cpu",)
+    ),
     # always, and everywhere
-    Backend("reference", "permutohedral.ops.reference", lambda: None, lambda device_type: None),
+    BackendEntry("reference", _loader("permutohedral.ops.reference"), lambda: None, lambda device_type: None),
 ]
 
-# Calls of `use` that opened no block (yet), the latest last: the process default. Calls beyond the last few are
-# dropped, since a later call hides them. Replaced, never changed, so that it is read without the lock.
-_defaults: tuple[use, ...] = ()
-_MOST_DEFAULTS = 64
-_lock = threading.Lock()
+# the backend of the whole process, None for the choice by device
+_default: BackendEntry | None = None
 # the innermost block of this context: its backend, None for the choice by device
-_block: ContextVar[tuple[Backend | None] | None] = ContextVar("permutohedral_backend", default=None)
+_block: ContextVar[tuple[BackendEntry | None] | None] = ContextVar("permutohedral_backend", default=None)
 
 
-def forced_backend() -> Backend | None:
+def forced_backend() -> BackendEntry | None:
     """Return the backend of the innermost block, else the process default, None for the choice by device."""
     block = _block.get()
-    if block is not None:
-        return block[0]
-    defaults = _defaults
-    return defaults[-1].backend if defaults else None
+    return _default if block is None else block[0]
 
 
-def call_on(backend: Backend | None, function: Callable[..., Result], *arguments: Any) -> Result:
+def call_on(backend: BackendEntry | None, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function on the backend that `forced_backend` returned earlier, such as in the forward pass."""
     if backend is forced_backend():
         return function(*arguments)
-    token = _block.set((backend,))
-    try:
+    with _force(backend):
         return function(*arguments)
-    finally:
-        _block.reset(token)
 
 
-def _by_name(name: str) -> Backend:
+def _by_name(name: str) -> BackendEntry:
     for backend in _BACKENDS:
         if backend.name == name:
             return backend
@@ -149,7 +143,7 @@ def _by_name(name: str) -> Backend:
     raise InputError(f"there is no backend {name!r}; choose one of {names}")
 
 
-def choose_backend(device_type: str) -> Backend:
+def choose_backend(device_type: str) -> BackendEntry:
     """Return the forced backend, else the first that runs on tensors of `device_type`."""
     forced = forced_backend()
     if forced is not None:
@@ -161,32 +155,22 @@ def choose_backend(device_type: str) -> Backend:
     return next(backend for backend in by_default if backend.blocker(device_type) is None)
 
 
-# the backend chosen for GPUs, with the backends and the request it was chosen for: choosing takes as long as a launch
-_on_gpu: tuple[list[Backend], Backend | None, Backend] | None = None
+# by the forced backend and the type of a device: choosing takes as long as a small kernel
+_loaded: dict[tuple[BackendEntry | None, str], Backend] = {}
 
 
-def backend_for(tensor: Tensor) -> Backend:
-    """Return the backend that runs on the device of `tensor`."""
-    global _on_gpu
-    if not tensor.is_cuda:
-        return choose_backend(tensor.device.type)
-    forced, known = forced_backend(), _on_gpu
-    if known is None or known[0] is not _BACKENDS or known[1] is not forced:
-        known = _on_gpu = (_BACKENDS, forced, choose_backend("cuda"))
-    return known[2]
+def backend_on(device_type: str) -> Backend:
+    """Return the backend that runs on devices of this type."""
+    # `forced_backend`
+    block = _block.get()
+    key = _default if block is None else block[0], device_type
+    found = _loaded.get(key)
+    if found is None:
+        found = _loaded[key] = choose_backend(device_type).load()
+    return found
 
 
-def primitives_for(tensor: Tensor) -> Primitives:
-    """Return the primitives that run on the device of `tensor`."""
-    return backend_for(tensor).load()
-
-
-def backend_name(tensor: Tensor) -> str:
-    """Return the name of the backend that runs on the device of `tensor`, empty while torch.compile traces."""
-    return "" if torch.compiler.is_compiling() else backend_for(tensor).name
-
-
-def all_backends() -> tuple[Backend, ...]:
+def all_backends() -> tuple[BackendEntry, ...]:
     """Return every backend, whether it works on this machine or not, in order of preference."""
     return tuple(_BACKENDS)
 
@@ -201,14 +185,26 @@ def available() -> list[str]:
     return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
 
 
-class use:
-    """Force a backend for the whole process, or inside a `with` block.
+def _usable(name: str | Backend | None) -> BackendEntry | None:
+    if name is None:
+        return None
+    if isinstance(name, Backend):
+        backend = name
+        return BackendEntry(backend.name, lambda: backend, lambda: None, lambda device_type: None)
+    entry = _by_name(name)
+    reason = entry.why_unavailable()
+    if reason is not None:
+        raise BackendUnavailable(f"backend {name!r} cannot be used: {reason}")
+    return entry
 
-    A call outside of a `with` statement sets the process default, which new threads follow. A block holds for the
-    thread, or the asynchronous task, that opens it. A backward pass runs on the backend of its forward pass.
+
+def use(name: str | Backend | None) -> AbstractContextManager[None]:
+    """Force a backend inside a `with` block, for the thread or asynchronous task that opens it.
+
+    A backward pass runs on the backend of its forward pass. `set_default` forces a backend for the whole process.
 
     Args:
-        name: "native", "triton" or "reference"; None chooses by device again.
+        name: "native", "triton" or "reference"; None chooses by device. Tests also pass a `Backend`.
 
     Raises:
         BackendUnavailable: the backend does not work on this machine; the message says why.
@@ -218,29 +214,35 @@ class use:
     ...     print(ph.backends.explain(torch.zeros(1)).name)
     reference
     """
+    return _force(_usable(name))
 
-    def __init__(self, name: str | None) -> None:
-        global _defaults
-        self.backend = None if name is None else _by_name(name)
-        reason = self.backend and self.backend.why_unavailable()
-        if self.backend is not None and reason is not None:
-            raise BackendUnavailable(f"backend {self.backend.name!r} cannot be used: {reason}")
-        self._tokens: list[Token[tuple[Backend | None] | None]] = []
-        with _lock:
-            _defaults = (*_defaults[1 - _MOST_DEFAULTS :], self)
 
-    def __enter__(self) -> use:
-        global _defaults
-        self._tokens.append(_block.set((self.backend,)))
-        with _lock:
-            # the call was part of a `with` statement
-            _defaults = tuple(each for each in _defaults if each is not self)
-        return self
+@contextmanager
+def _force(backend: BackendEntry | None) -> Iterator[None]:
+    token = _block.set((backend,))
+    try:
+        yield
+    finally:
+        _block.reset(token)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _block.reset(self._tokens.pop())
+
+def set_default(name: str | None) -> None:
+    """Force a backend for the whole process, in all threads, outside of `use` blocks.
+
+    Args:
+        name: "native", "triton" or "reference"; None chooses by device again.
+
+    Raises:
+        BackendUnavailable: the backend does not work on this machine; the message says why.
+
+    >>> import torch, permutohedral as ph
+    >>> ph.backends.set_default("reference")
+    >>> ph.backends.explain(torch.zeros(1)).name
+    'reference'
+    >>> ph.backends.set_default(None)
+    """
+    global _default
+    _default = _usable(name)
 
 
 @dataclass(frozen=True)

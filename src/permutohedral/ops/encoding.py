@@ -1,4 +1,4 @@
-"""The permutohedral encoding in plain torch: the definition of `encode` and `encode_backward` (`contract.py`).
+"""The permutohedral encoding in plain torch: the definition of `encode` and `encode_backward` (`backend.py`).
 
 Symbols: d is the dimension of the positions. A level maps a position x to z = A x + o in R^d, coordinates in which the
 lattice points are the integer points, and the simplices those between them: the simplex around z is given by the cell,

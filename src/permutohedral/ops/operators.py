@@ -1,31 +1,133 @@
-"""The leaf operators: their schemas, shapes for tracing, and derivatives, for all backends.
+"""The operators that torch knows: their schemas, shapes for tracing, derivatives, and rules of `torch.vmap`.
 
-Each operator runs the backend of its tensors (`dispatch.py`). The derivatives are made of the operators themselves, so
-they can be differentiated again; `contract.py` says why the set is closed.
+They are the primitives of `Backend`, and two functions made of them. Derivatives are made of functions of the backend
+that they are given as `ops`, so they can be differentiated again; `backend.py` says why the set is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.batching import (
     Arguments,
+    Rule,
     as_groups,
+    loop,
     padded,
     stack_channels,
     stack_rows,
 )
 from permutohedral.ops.contract import accumulation_dtype, transpose_weight
-from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
 from permutohedral.ops.reference import coarse_shares
 
 # values at the sources to their Gaussian sums at the targets
 Sums = Callable[[Tensor], Tensor]
+Tangents = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The derivative of an operator in both modes.
+
+    Attributes:
+        save: of a context, the arguments and the result; saves in the context what `backward` needs.
+        backward: of the backend, the context, which arguments need a gradient, and the gradients of the results;
+            returns the gradients of the arguments.
+        jvp: of the backend, the arguments and their tangents; returns the tangents of the results. At least one of the
+            tangents is not None.
+    """
+
+    save: Callable[..., None]
+    backward: Callable[..., Any]
+    jvp: Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """An operator `permutohedral::name` of torch.
+
+    Attributes:
+        name: of the function of `Backend`.
+        schema: arguments and results, in the notation of torch.
+        shape: returns empty results of the right shapes, for tracing without data.
+        derivative: None for an operator without derivatives.
+        batch: how `torch.vmap` runs it, by default in a loop (`batching.py`).
+    """
+
+    name: str
+    schema: str
+    shape: Callable[..., Any]
+    derivative: Derivative | None = None
+    batch: Rule = loop
+
+
+# by name
+OPERATORS: dict[str, Operator] = {}
+
+
+def _define(*arguments: Any, **options: Any) -> None:
+    operator = Operator(*arguments, **options)
+    OPERATORS[operator.name] = operator
+
+
+def _save_inputs(ctx: Any, inputs: Arguments, output: Any) -> None:
+    """Save the tensors, None in the places of others, and the numbers with their places."""
+    tensors, ctx.numbers = list(inputs), []
+    for place, each in enumerate(inputs):
+        if each is not None and not isinstance(each, Tensor):
+            tensors[place] = None
+            ctx.numbers.append((place, each))
+    ctx.save_for_backward(*tensors)
+
+
+def _saved_inputs(ctx: Any) -> list[Any]:
+    arguments = list(ctx.saved_tensors)
+    for place, number in ctx.numbers:
+        arguments[place] = number
+    return arguments
+
+
+def multilinear(name: str, adjoints: dict[int, Callable[..., Tensor]]) -> Derivative:
+    """Return the derivative of an operator that is linear in one argument, or in each of two.
+
+    Args:
+        name: of the operator.
+        adjoints: from the places of these arguments to functions that return the gradient with respect to each, of the
+            backend, the gradient of the result and all arguments. A single linear argument is not saved, and passed as
+            None.
+    """
+    alone = next(iter(adjoints)) if len(adjoints) == 1 else None
+
+    def save(ctx: Any, inputs: Arguments, output: Tensor) -> None:
+        _save_inputs(ctx, inputs if alone is None else (*inputs[:alone], None, *inputs[alone + 1 :]), output)
+
+    def backward(ops: Backend, ctx: Any, needed: tuple[bool, ...], gradient: Tensor) -> Tangents:
+        arguments = _saved_inputs(ctx)
+        found: list[Tensor | None] = [None] * len(needed)
+        for place, adjoint in adjoints.items():
+            if needed[place]:
+                found[place] = adjoint(ops, gradient, *arguments)
+        return tuple(found)
+
+    def jvp(ops: Backend, arguments: Arguments, tangents: Tangents) -> Tensor:
+        def with_tangent(place: int, tangent: Tensor | None) -> Tensor:
+            result: Tensor = getattr(ops, name)(*arguments[:place], tangent, *arguments[place + 1 :])
+            return result
+
+        parts = [with_tangent(place, tangents[place]) for place in adjoints if tangents[place] is not None]
+        if not parts:
+            # torch takes no None as the tangent of a floating result
+            place = next(iter(adjoints))
+            return with_tangent(place, torch.zeros_like(arguments[place]))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    return Derivative(save, backward, jvp)
 
 
 def dynamic_size() -> Any:
@@ -50,18 +152,17 @@ def _save_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _index_points_backward(
-    ctx: Any, keys: None, vertices: None, barycentric_gradient: Tensor, table: None
-) -> tuple[Tensor, None]:
-    (features,) = ctx.saved_tensors
-    return embed_gradient(features, barycentric_gradient), None
+    ops: Backend, ctx: Any, needed: tuple[bool, ...], *gradients: Tensor
+) -> tuple[Tensor | None, ...]:
+    return ops.embed_gradient(ctx.saved_tensors[0], gradients[2]), *[None] * (len(needed) - 1)
 
 
-def _jvp_index_points(operator: object, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
-    tangent = None if tangents[0] is None else embed_differential(arguments[0], tangents[0])
+def _jvp_index_points(ops: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
+    tangent = None if tangents[0] is None else ops.embed_differential(arguments[0], tangents[0])
     return None, None, tangent, None
 
 
-index_points: Operator[tuple[Tensor, ...]] = Operator(
+_define(
     "index_points",
     "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
     _index_points_shape,
@@ -70,30 +171,29 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
 )
 
 
+# not registered with torch: no graph of operators waits for a GPU
+BOUNDED = Operator("index_points_bounded", "", _index_points_shape, OPERATORS["index_points"].derivative)
+
+
 # embed_gradient and embed_differential: linear in their second argument, constant inside a simplex
 
 
-def _embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    """Return J f': a row of J, the gradient of the weight of one corner, at a time."""
-    embed, (points, d) = primitives_for(features).embed_gradient, features.shape
-    corners = torch.eye(d + 1, dtype=features.dtype, device=features.device)
-    rows = (embed(features, corner.expand(points, d + 1)) for corner in corners)
-    return torch.stack([(row * differential).sum(dim=1) for row in rows], dim=1)
-
-
-embed_gradient: Operator[Tensor] = Operator(
+_define(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
     lambda features, gradient: features.new_empty(features.shape),
-    derivative=multilinear({1: lambda gradient, features, _: embed_differential(features, gradient)}),
+    derivative=multilinear(
+        "embed_gradient", {1: lambda ops, gradient, features, _: ops.embed_differential(features, gradient)}
+    ),
     batch=stack_rows((0, 1)),
 )
-embed_differential: Operator[Tensor] = Operator(
+_define(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
-    _embed_differential,
-    derivative=multilinear({1: lambda gradient, features, _: embed_gradient(features, gradient)}),
+    derivative=multilinear(
+        "embed_differential", {1: lambda ops, gradient, features, _: ops.embed_gradient(features, gradient)}
+    ),
     batch=stack_rows((0, 1)),
 )
 
@@ -106,7 +206,7 @@ def _index_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unique_keys, keys.new_empty((keys.shape[0],)), keys.new_empty((dynamic_size(),), dtype=torch.int64)
 
 
-index_keys: Operator[tuple[Tensor, ...]] = Operator(
+_define(
     "index_keys",
     "(Tensor keys) -> (Tensor, Tensor, Tensor)",
     _index_keys_shape,
@@ -114,12 +214,12 @@ index_keys: Operator[tuple[Tensor, ...]] = Operator(
 )
 
 
-find_neighbors: Operator[Tensor] = Operator(
+_define(
     "find_neighbors",
     "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",
     lambda source, table, target, offsets: source.new_empty((offsets.shape[0], target.shape[0])),
 )
-transpose_neighbors: Operator[Tensor] = Operator(
+_define(
     "transpose_neighbors",
     "(Tensor neighbors, Tensor opposite, SymInt num_source) -> Tensor",
     lambda neighbors, opposite, num: neighbors.new_empty((neighbors.shape[0], num)),
@@ -129,39 +229,48 @@ transpose_neighbors: Operator[Tensor] = Operator(
 # splat, slice, barycentric_gradient: the partial gradients of one trilinear form
 
 
-splat: Operator[Tensor] = Operator(
+_define(
     "splat",
     "(Tensor values, Tensor vertices, Tensor barycentric, SymInt num_lattice_points) -> Tensor",
     lambda values, vertices, barycentric, num: values.new_empty((num, values.shape[1])),
     derivative=multilinear(
+        "splat",
         {
-            0: lambda gradient, values, vertices, barycentric, num: slice(gradient, vertices, barycentric),
-            2: lambda gradient, values, vertices, barycentric, num: barycentric_gradient(values, gradient, vertices),
-        }
+            0: lambda ops, gradient, values, vertices, barycentric, num: ops.slice(gradient, vertices, barycentric),
+            2: lambda ops, gradient, values, vertices, barycentric, num: ops.barycentric_gradient(
+                values, gradient, vertices
+            ),
+        },
     ),
     batch=stack_channels,
 )
-slice: Operator[Tensor] = Operator(
+_define(
     "slice",
     "(Tensor lattice_values, Tensor vertices, Tensor barycentric) -> Tensor",
     lambda values, vertices, barycentric: values.new_empty((vertices.shape[0], values.shape[1])),
     derivative=multilinear(
+        "slice",
         {
-            0: lambda gradient, values, vertices, barycentric: splat(gradient, vertices, barycentric, values.shape[0]),
-            2: lambda gradient, values, vertices, barycentric: barycentric_gradient(gradient, values, vertices),
-        }
+            0: lambda ops, gradient, values, vertices, barycentric: ops.splat(
+                gradient, vertices, barycentric, values.shape[0]
+            ),
+            2: lambda ops, gradient, values, vertices, barycentric: ops.barycentric_gradient(
+                gradient, values, vertices
+            ),
+        },
     ),
     batch=stack_channels,
 )
-barycentric_gradient: Operator[Tensor] = Operator(
+_define(
     "barycentric_gradient",
     "(Tensor values, Tensor lattice_values, Tensor vertices) -> Tensor",
     lambda values, lattice, vertices: values.new_empty(vertices.shape, dtype=accumulation_dtype(values.dtype)),
     derivative=multilinear(
+        "barycentric_gradient",
         {
-            0: lambda gradient, values, lattice, vertices: slice(lattice, vertices, gradient),
-            1: lambda gradient, values, lattice, vertices: splat(values, vertices, gradient, lattice.shape[0]),
-        }
+            0: lambda ops, gradient, values, lattice, vertices: ops.slice(lattice, vertices, gradient),
+            1: lambda ops, gradient, values, lattice, vertices: ops.splat(values, vertices, gradient, lattice.shape[0]),
+        },
     ),
 )
 
@@ -172,72 +281,66 @@ barycentric_gradient: Operator[Tensor] = Operator(
 
 
 def _to_convolved(
+    ops: Backend,
     gradient: Tensor,
     lattice_values: Tensor,
     weight: Tensor,
     neighbors: Tensor,
+    groups: int,
     reverse_neighbors: Tensor | None,
     opposite: Tensor,
-    groups: int,
 ) -> Tensor:
     reverse = reverse_neighbors
     if reverse is None:
-        reverse = transpose_neighbors(neighbors, opposite, lattice_values.shape[0])
-    return convolve(gradient, transpose_weight(weight, opposite, groups), reverse, neighbors, opposite, groups)
-
-
-_of_convolution = multilinear(
-    {
-        0: _to_convolved,
-        1: lambda gradient, values, weight, *tables: convolve_weight_gradient(values, gradient, *tables),
-    }
-)
+        reverse = ops.transpose_neighbors(neighbors, opposite, lattice_values.shape[0])
+    return ops.convolve(gradient, transpose_weight(weight, opposite, groups), reverse, groups, neighbors, opposite)
 
 
 def _convolve_weight_gradient_shape(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, reverse: Any, opposite: Tensor, groups: int
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *tables: Tensor | None
 ) -> Tensor:
     size = (neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1])
     return lattice_values.new_empty(size)
 
 
-convolve: Operator[Tensor] = Operator(
+_define(
     "convolve",
-    "(Tensor lattice_values, Tensor weight, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
-    "int groups) -> Tensor",
-    lambda values, weight, neighbors, reverse, opposite, groups: values.new_empty(
-        (neighbors.shape[1], weight.shape[2])
-    ),
-    lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
-        values, weight, neighbors, groups
-    ),
-    derivative=_of_convolution,
-    batch=as_groups,
-)
-convolve_weight_gradient: Operator[Tensor] = Operator(
-    "convolve_weight_gradient",
-    "(Tensor lattice_values, Tensor output_gradient, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
-    "int groups) -> Tensor",
-    _convolve_weight_gradient_shape,
-    lambda values, gradient, neighbors, reverse, opposite, groups: primitives_for(values).convolve_weight_gradient(
-        values, gradient, neighbors, groups
-    ),
+    "(Tensor lattice_values, Tensor weight, Tensor neighbors, int groups, Tensor? reverse_neighbors=None, "
+    "Tensor? opposite=None) -> Tensor",
+    lambda values, weight, neighbors, *others: values.new_empty((neighbors.shape[1], weight.shape[2])),
     derivative=multilinear(
+        "convolve",
         {
-            0: lambda gradient, values, output, *tables: _to_convolved(output, values, gradient, *tables),
-            1: lambda gradient, values, output, *tables: convolve(values, gradient, *tables),
-        }
+            0: _to_convolved,
+            1: lambda ops, gradient, values, weight, *tables: ops.convolve_weight_gradient(values, gradient, *tables),
+        },
+    ),
+    batch=as_groups,
+)
+_define(
+    "convolve_weight_gradient",
+    "(Tensor lattice_values, Tensor output_gradient, Tensor neighbors, int groups, Tensor? reverse_neighbors=None, "
+    "Tensor? opposite=None) -> Tensor",
+    _convolve_weight_gradient_shape,
+    derivative=multilinear(
+        "convolve_weight_gradient",
+        {
+            0: lambda ops, gradient, values, output, *tables: _to_convolved(ops, output, values, gradient, *tables),
+            1: lambda ops, gradient, values, output, *tables: ops.convolve(values, gradient, *tables),
+        },
     ),
     batch=as_groups,
 )
 
 
-blur: Operator[Tensor] = Operator(
+_define(
     "blur",
     "(Tensor lattice_values, Tensor axis_neighbors, bool reverse) -> Tensor",
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
     # the adjoint takes the axes in reverse
-    derivative=multilinear({0: lambda gradient, _, neighbors, reverse: blur(gradient, neighbors, not reverse)}),
+    derivative=multilinear(
+        "blur", {0: lambda ops, gradient, _, neighbors, reverse: ops.blur(gradient, neighbors, not reverse)}
+    ),
     batch=stack_channels,
 )
 
@@ -245,7 +348,7 @@ blur: Operator[Tensor] = Operator(
 # filter_gaussian: for when no derivative is wanted
 
 
-filter_gaussian: Operator[Tensor] = Operator(
+_define(
     "filter_gaussian",
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
     "Tensor target_barycentric) -> Tensor",
@@ -286,17 +389,19 @@ def _save_winners(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
     ctx.save_for_backward(output[1])
 
 
-def _splat_largest_backward(ctx: Any, gradient: Tensor, of_winners: None) -> tuple[Tensor, None, None]:
+def _splat_largest_backward(
+    ops: Backend, ctx: Any, needed: tuple[bool, ...], gradient: Tensor, of_winners: None
+) -> tuple[Tensor, None, None]:
     return give_to_winners(gradient, ctx.saved_tensors[0], ctx.points), None, None
 
 
-def _jvp_splat_largest(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, None]:
+def _jvp_splat_largest(ops: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, None]:
     if tangents[0] is None:
         return None, None
-    return take_winners(tangents[0], operator(*arguments)[1]), None
+    return take_winners(tangents[0], ops.splat_largest(*arguments)[1]), None
 
 
-splat_largest: Operator[tuple[Tensor, Tensor]] = Operator(
+_define(
     "splat_largest",
     "(Tensor values, Tensor vertices, SymInt num_lattice_points) -> (Tensor, Tensor)",
     lambda values, vertices, num: (
@@ -320,20 +425,22 @@ def _save_parents(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.save_for_backward(inputs[2], output[0], output[1])
 
 
-def _coarsen_lattice_backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, Tensor]:
+def _coarsen_lattice_backward(
+    ops: Backend, ctx: Any, needed: tuple[bool, ...], *gradients: Tensor
+) -> tuple[None, None, None, Tensor]:
     vertices, coarse_keys, parents = ctx.saved_tensors
     shares = coarse_shares(coarse_keys, parents, gradients[4])
-    return None, None, None, barycentric_gradient(gradients[4], shares, vertices)
+    return None, None, None, ops.barycentric_gradient(gradients[4], shares, vertices)
 
 
-def _jvp_coarsen_lattice(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
+def _jvp_coarsen_lattice(ops: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
     if tangents[3] is None:
         return (None,) * 5
     # linear in the weights
-    return None, None, None, None, operator(*arguments[:3], tangents[3])[4]
+    return None, None, None, None, ops.coarsen_lattice(*arguments[:3], tangents[3])[4]
 
 
-coarsen_lattice: Operator[tuple[Tensor, ...]] = Operator(
+_define(
     "coarsen_lattice",
     "(Tensor keys, Tensor table, Tensor vertices, Tensor barycentric) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _coarsen_lattice_shape,
@@ -351,25 +458,19 @@ coarsen_lattice: Operator[tuple[Tensor, ...]] = Operator(
 # negligible there.
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Save the tensors, Nones included, and the numbers, which follow them."""
-    ctx.numbers = [each for each in inputs if each is not None and not isinstance(each, Tensor)]
-    ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.numbers)])
-
-
-def _products(values: Tensor, features: Tensor, axis: int) -> Tensor:
+def _outer(values: Tensor, features: Tensor, axis: int) -> Tensor:
     """Each channel times each feature, `channels * d` channels along `axis`, which is negative."""
     products = values.unsqueeze(axis) * features.unsqueeze(axis - 1)
     return products.flatten(axis - 1, axis)
 
 
-def _pair(sums: Tensor, features: Tensor, axis: int) -> Tensor:
-    """Undo `_products`, each with the feature of the same number: `channels * d` to `channels`."""
+def _contract(sums: Tensor, features: Tensor, axis: int) -> Tensor:
+    """Undo `_outer`, each with the feature of the same number: `channels * d` to `channels`."""
     products: Tensor = sums.unflatten(axis, (-1, features.shape[axis]))
     return (products * features.unsqueeze(axis - 1)).sum(axis)
 
 
-def _pull(
+def _feature_gradient(
     total: Sums,
     others: Tensor,
     other_features: Tensor,
@@ -379,14 +480,14 @@ def _pull(
 ) -> Tensor:
     """sum_i w_ki <own_k, others_i> (other_features_i - own_features_k): the gradient with respect to own_features."""
     channels, dimension = others.shape[axis], other_features.shape[axis]
-    wide = torch.cat([_products(others, other_features, axis), others], dim=axis)
+    wide = torch.cat([_outer(others, other_features, axis), others], dim=axis)
     moments, sums = total(wide).split([channels * dimension, channels], dim=axis)
     drawn = (moments.unflatten(axis, (channels, dimension)) * own.unsqueeze(axis)).sum(axis - 1)
     pulled: Tensor = drawn - own_features * (own * sums).sum(axis, keepdim=True)
     return pulled
 
 
-def _push(
+def _feature_tangent(
     total: Sums,
     values: Tensor,
     features: tuple[Tensor, Tensor],
@@ -397,43 +498,45 @@ def _push(
     (source, target), (source_tangent, target_tangent) = features, tangents
     at_target = (target * target_tangent).sum(axis, keepdim=True)
     at_source = (source * source_tangent).sum(axis, keepdim=True)
-    mixed = _pair(total(_products(values, source, axis)), target_tangent, axis)
-    mixed = mixed + _pair(total(_products(values, source_tangent, axis)), target, axis)
+    mixed = _contract(total(_outer(values, source, axis)), target_tangent, axis)
+    mixed = mixed + _contract(total(_outer(values, source_tangent, axis)), target, axis)
     return mixed - at_target * total(values) - total(at_source * values)
 
 
 # sum_neighbors: values, features, target_features, reach
 
 
-def _neighbors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    (values, features, targets), (reach,) = ctx.saved_tensors, ctx.numbers
+def _neighbors_backward(
+    ops: Backend, ctx: Any, needed: tuple[bool, ...], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    values, features, targets, reach = _saved_inputs(ctx)
     to_values = to_features = to_targets = None
-    if ctx.needs_input_grad[0]:
-        to_values = sum_neighbors(gradient, targets, features, reach)
+    if needed[0]:
+        to_values = ops.sum_neighbors(gradient, targets, features, reach)
     # differences of features are what counts: those of small numbers are more accurate
     middle = features.detach().mean(dim=0) if features.shape[0] else 0.0
     near, near_targets = features - middle, targets - middle
-    if ctx.needs_input_grad[1]:
-        to_features = _pull(
-            lambda wide: sum_neighbors(wide, near_targets, near, reach), gradient, near_targets, values, near, -1
+    if needed[1]:
+        to_features = _feature_gradient(
+            lambda wide: ops.sum_neighbors(wide, near_targets, near, reach), gradient, near_targets, values, near, -1
         )
-    if ctx.needs_input_grad[2]:
-        to_targets = _pull(
-            lambda wide: sum_neighbors(wide, near, near_targets, reach), values, near, gradient, near_targets, -1
+    if needed[2]:
+        to_targets = _feature_gradient(
+            lambda wide: ops.sum_neighbors(wide, near, near_targets, reach), values, near, gradient, near_targets, -1
         )
     return to_values, to_features, to_targets, None
 
 
-def _jvp_neighbors(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+def _jvp_neighbors(ops: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
     values, features, targets, reach = arguments
     of_values = torch.zeros_like(values) if tangents[0] is None else tangents[0]
-    tangent: Tensor = operator(of_values, features, targets, reach)
+    tangent: Tensor = ops.sum_neighbors(of_values, features, targets, reach)
     if tangents[1] is None and tangents[2] is None:
         return tangent
     of_features = torch.zeros_like(features) if tangents[1] is None else tangents[1]
     of_targets = torch.zeros_like(targets) if tangents[2] is None else tangents[2]
-    return tangent + _push(
-        lambda wide: operator(wide, features, targets, reach),
+    return tangent + _feature_tangent(
+        lambda wide: ops.sum_neighbors(wide, features, targets, reach),
         values,
         (features, targets),
         (of_features, of_targets),
@@ -441,7 +544,7 @@ def _jvp_neighbors(operator: Any, arguments: Arguments, tangents: Tangents) -> T
     )
 
 
-sum_neighbors: Operator[Tensor] = Operator(
+_define(
     "sum_neighbors",
     "(Tensor values, Tensor features, Tensor target_features, float reach) -> Tensor",
     lambda values, features, targets, reach: values.new_empty((targets.shape[0], values.shape[1])),
@@ -452,30 +555,34 @@ sum_neighbors: Operator[Tensor] = Operator(
 # sum_window: values, guide, sigma_y, sigma_x, reach. The targets are the sources; positions have no derivative.
 
 
-def _window_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    values, guide = ctx.saved_tensors
+def _window_backward(ops: Backend, ctx: Any, needed: tuple[bool, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
+    values, guide, *reach = _saved_inputs(ctx)
 
     def total(wide: Tensor) -> Tensor:
-        return sum_window(wide, guide, *ctx.numbers)
+        return ops.sum_window(wide, guide, *reach)
 
-    to_values = total(gradient) if ctx.needs_input_grad[0] else None
+    to_values = total(gradient) if needed[0] else None
     to_guide = None
-    if ctx.needs_input_grad[1]:
-        to_guide = _pull(total, gradient, guide, values, guide, -3) + _pull(total, values, guide, gradient, guide, -3)
+    if needed[1]:
+        to_guide = _feature_gradient(total, gradient, guide, values, guide, -3) + _feature_gradient(
+            total, values, guide, gradient, guide, -3
+        )
     return to_values, to_guide, None, None, None
 
 
-def _jvp_window(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+def _jvp_window(ops: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
     values, guide, *window = arguments
     of_values = torch.zeros_like(values) if tangents[0] is None else tangents[0]
-    tangent: Tensor = operator(of_values, guide, *window)
+    tangent: Tensor = ops.sum_window(of_values, guide, *window)
     if tangents[1] is None:
         return tangent
     both = tangents[1], tangents[1]
-    return tangent + _push(lambda wide: operator(wide, guide, *window), values, (guide, guide), both, -3)
+    return tangent + _feature_tangent(
+        lambda wide: ops.sum_window(wide, guide, *window), values, (guide, guide), both, -3
+    )
 
 
-sum_window: Operator[Tensor] = Operator(
+_define(
     "sum_window",
     "(Tensor values, Tensor guide, float sigma_y, float sigma_x, float reach) -> Tensor",
     lambda values, guide, sigma_y, sigma_x, reach: values.new_empty(values.shape),
@@ -487,30 +594,30 @@ sum_window: Operator[Tensor] = Operator(
 # along directions replaces the barycentric weights by their derivatives, which are constant there.
 
 
-def _encode_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    positions, directions, table, *plan = ctx.saved_tensors
+def _encode_backward(ops: Any, ctx: Any, needed: tuple[bool, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
+    positions, directions, table, *plan = _saved_inputs(ctx)
     # given directions, the result depends on them, and not on the positions
-    moving, for_table = 0 if directions is None else 1, ctx.needs_input_grad[2]
-    for_moving = ctx.needs_input_grad[moving]
+    moving, for_table = 0 if directions is None else 1, needed[2]
+    for_moving = needed[moving]
     found: list[Tensor | None] = [None] * 5
     if for_moving or for_table:
-        to_moving, to_table = encode_backward(positions, directions, table, gradient, *plan, for_moving, for_table)
+        to_moving, to_table = ops.encode_backward(positions, directions, table, gradient, *plan, for_moving, for_table)
         found[moving], found[2] = to_moving if for_moving else None, to_table if for_table else None
     return tuple(found)
 
 
-def _jvp_encode(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+def _jvp_encode(ops: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
     positions, directions, table, *plan = arguments
     along = tangents[0] if directions is None else tangents[1]
-    parts = [] if along is None else [operator(positions, along, table, *plan)]
+    parts = [] if along is None else [ops.encode(positions, along, table, *plan)]
     if tangents[2] is not None or not parts:
         of_table = torch.zeros_like(table) if tangents[2] is None else tangents[2]
-        parts.append(operator(positions, directions, of_table, *plan))
+        parts.append(ops.encode(positions, directions, of_table, *plan))
     tangent: Tensor = sum(parts[1:], parts[0])
     return tangent
 
 
-encode: Operator[Tensor] = Operator(
+_define(
     "encode",
     "(Tensor positions, Tensor? directions, Tensor table, Tensor transforms, Tensor strides) -> Tensor",
     lambda positions, directions, table, *plan: table.new_empty((positions.shape[0], table.shape[0] * table.shape[2])),
@@ -519,43 +626,45 @@ encode: Operator[Tensor] = Operator(
 )
 
 
-def _encode_backward_backward(ctx: Any, along: Tensor | None, of_table: Tensor | None) -> tuple[Tensor | None, ...]:
+def _encode_backward_backward(
+    ops: Any, ctx: Any, needed: tuple[bool, ...], along: Tensor | None, of_table: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """Differentiate <along, gradient of the positions> + <of_table, gradient of the table>."""
-    positions, directions, table, gradient, *plan = ctx.saved_tensors
-    for_positions, for_directions, for_table, for_gradient, *_ = ctx.needs_input_grad
+    positions, directions, table, gradient, *plan, _, _ = _saved_inputs(ctx)
+    for_positions, for_directions, for_table, for_gradient, *_ = needed
     # an output that was not wanted
     along = None if along is None or along.dim() == 1 else along
     of_table = None if of_table is None or of_table.dim() == 1 else of_table
     to_table = to_gradient = moved = None
     if along is not None and for_table:
-        to_table = encode_backward(positions, along, table, gradient, *plan, False, True)[1]
+        to_table = ops.encode_backward(positions, along, table, gradient, *plan, False, True)[1]
     if for_gradient:
-        parts = [] if along is None else [encode(positions, along, table, *plan)]
-        parts += [] if of_table is None else [encode(positions, directions, of_table, *plan)]
+        parts = [] if along is None else [ops.encode(positions, along, table, *plan)]
+        parts += [] if of_table is None else [ops.encode(positions, directions, of_table, *plan)]
         to_gradient = sum(parts[1:], parts[0]) if parts else None
     if of_table is not None and (for_positions if directions is None else for_directions):
-        moved = encode_backward(positions, None, of_table, gradient, *plan, True, False)[0]
+        moved = ops.encode_backward(positions, None, of_table, gradient, *plan, True, False)[0]
     first, second = (moved, None) if directions is None else (None, moved)
     return first, second, to_table, to_gradient, None, None, None, None
 
 
-def _jvp_encode_backward(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor, Tensor]:
+def _jvp_encode_backward(ops: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor, Tensor]:
     positions, directions, table, gradient, *plan, for_positions, for_table = arguments
     along = tangents[0] if directions is None else tangents[1]
     to_positions = positions.new_zeros(positions.shape if for_positions else 0)
     to_table = table.new_zeros(table.shape if for_table else 0)
     if for_positions and tangents[2] is not None:
-        to_positions = to_positions + operator(positions, None, tangents[2], gradient, *plan, True, False)[0]
+        to_positions = to_positions + ops.encode_backward(positions, None, tangents[2], gradient, *plan, True, False)[0]
     if for_positions and tangents[3] is not None:
-        to_positions = to_positions + operator(positions, None, table, tangents[3], *plan, True, False)[0]
+        to_positions = to_positions + ops.encode_backward(positions, None, table, tangents[3], *plan, True, False)[0]
     if for_table and tangents[3] is not None:
-        to_table = to_table + operator(positions, directions, table, tangents[3], *plan, False, True)[1]
+        to_table = to_table + ops.encode_backward(positions, directions, table, tangents[3], *plan, False, True)[1]
     if for_table and along is not None:
-        to_table = to_table + operator(positions, along, table, gradient, *plan, False, True)[1]
+        to_table = to_table + ops.encode_backward(positions, along, table, gradient, *plan, False, True)[1]
     return to_positions, to_table
 
 
-encode_backward: Operator[tuple[Tensor, Tensor]] = Operator(
+_define(
     "encode_backward",
     "(Tensor positions, Tensor? directions, Tensor table, Tensor gradient, Tensor transforms, Tensor strides, "
     "bool for_positions, bool for_table) -> (Tensor, Tensor)",

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype, blur_gain, check_items, key_limit, range_error
+from permutohedral.ops.backend import Backend
+from permutohedral.ops.contract import accumulation_dtype, check_items, key_limit, range_error
 from permutohedral.ops.encoding import encode as encode
 from permutohedral.ops.encoding import encode_backward as encode_backward
 
@@ -270,7 +271,14 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     return largest, torch.where(winners < points, winners, -1).int()
 
 
-def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+def convolve(
+    lattice_values: Tensor,
+    weight: Tensor,
+    neighbors: Tensor,
+    groups: int,
+    reverse_neighbors: Tensor | None = None,
+    opposite: Tensor | None = None,
+) -> Tensor:
     taps = weight.to(accumulation_dtype(weight.dtype)).unflatten(2, (groups, -1))
     output: Tensor = taps.new_zeros(neighbors.shape[1], groups, taps.shape[3])
     for values, tap in zip(_gather(lattice_values, neighbors), taps, strict=True):
@@ -278,7 +286,14 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
     return output.flatten(1).to(lattice_values.dtype)
 
 
-def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+def convolve_weight_gradient(
+    lattice_values: Tensor,
+    output_gradient: Tensor,
+    neighbors: Tensor,
+    groups: int,
+    reverse_neighbors: Tensor | None = None,
+    opposite: Tensor | None = None,
+) -> Tensor:
     gradient = output_gradient.to(accumulation_dtype(lattice_values.dtype)).unflatten(1, (groups, -1))
     taps = (values.unflatten(1, (groups, -1)) for values in _gather(lattice_values, neighbors))
     gradients = [torch.einsum("vgi,vgo->igo", values, gradient).flatten(1) for values in taps]
@@ -292,22 +307,6 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
         ahead, behind = _gather(blurred, axis)
         blurred = blurred + 0.5 * (ahead + behind)
     return blurred.to(lattice_values.dtype)
-
-
-def filter_gaussian(
-    values: Tensor,
-    vertices: Tensor,
-    barycentric: Tensor,
-    axis_neighbors: Tensor,
-    target_vertices: Tensor,
-    target_barycentric: Tensor,
-) -> Tensor:
-    # the mass is one more channel
-    widened = torch.cat([values.to(barycentric.dtype), barycentric.new_ones(values.shape[0], 1)], dim=1)
-    splatted = splat(widened, vertices, barycentric, axis_neighbors.shape[1])
-    blurred = blur(splatted, axis_neighbors, False) / blur_gain(vertices.shape[1] - 1)
-    filtered = slice(blurred, target_vertices, target_barycentric)
-    return (filtered[:, :-1] / (filtered[:, -1:] + SMALLEST_MASS)).to(values.dtype)
 
 
 def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
@@ -348,3 +347,29 @@ def _overlap(offset: int, extent: int) -> tuple[builtins.slice, builtins.slice]:
     """Return the pixels along an axis that have a neighbor at `offset`, and these neighbors."""
     first, last = max(0, -offset), min(extent, extent - offset)
     return builtins.slice(first, last), builtins.slice(first + offset, last + offset)
+
+
+class Reference(Backend):
+    """The primitives above; fused functions are composed of them."""
+
+    name = "reference"
+    index_points = staticmethod(index_points)
+    index_keys = staticmethod(index_keys)
+    find_neighbors = staticmethod(find_neighbors)
+    transpose_neighbors = staticmethod(transpose_neighbors)
+    coarsen_lattice = staticmethod(coarsen_lattice)
+    embed_gradient = staticmethod(embed_gradient)
+    splat = staticmethod(splat)
+    slice = staticmethod(slice)
+    barycentric_gradient = staticmethod(barycentric_gradient)
+    splat_largest = staticmethod(splat_largest)
+    convolve = staticmethod(convolve)
+    convolve_weight_gradient = staticmethod(convolve_weight_gradient)
+    blur = staticmethod(blur)
+    sum_neighbors = staticmethod(sum_neighbors)
+    sum_window = staticmethod(sum_window)
+    encode = staticmethod(encode)
+    encode_backward = staticmethod(encode_backward)
+
+
+BACKEND = Reference()

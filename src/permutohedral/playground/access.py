@@ -1,4 +1,4 @@
-"""Token authentication of the page and its sockets."""
+"""Token authentication of the page and its sockets, and the size of requests."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ class TokenRequired:
             return
         text = "This page needs the token in its address: open the whole address that the command has printed.\n"
         await PlainTextResponse(text, 403)(scope, receive, send)
+
+
+class SizeLimited:
+    """Reject requests whose body has more than `max_bytes`, before it is read; browsers state the size."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        if int(headers.get(b"content-length", 0)) > self._max_bytes or b"transfer-encoding" in headers:
+            text = f"A request has at most {self._max_bytes:,} bytes, and states their number.\n"
+            await PlainTextResponse(text, 413, {"connection": "close"})(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 def _is_same_origin(headers: dict[bytes, bytes]) -> bool:

@@ -24,7 +24,15 @@ from permutohedral.files.settings import SegmentationSettings
 from permutohedral.models.image_denoiser import Denoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.playground.jobs import Job
-from permutohedral.playground.photos import Layer, Photo, blend_with_white, encode_png, make_layer, user_name
+from permutohedral.playground.photos import (
+    MAX_PIXELS,
+    Layer,
+    Photo,
+    blend_with_white,
+    encode_png,
+    make_layer,
+    user_name,
+)
 from permutohedral.playground.strokes import BRUSHES, Stroke, draw_strokes
 
 # the exact methods run in tiles of this extent, so that they stop soon when they are dropped; the bits are the same
@@ -180,7 +188,7 @@ def shrink_colors(photo: Photo, factor: int, folder: Path) -> Material:
 def user_map(path: Path, name: str, photo: Photo) -> Material:
     """Read the range of a map of the user, to upsample it along the edges of the photo."""
     with user_name(path, name):
-        values = read_map(path).values
+        values = read_map(path, max_pixels=MAX_PIXELS).values
     if any(extent > room for extent, room in zip(values.shape[1:], photo.size, strict=True)):
         raise InputError(
             f"{name} has {values.shape[2]} x {values.shape[1]} pixels and the photo {photo.size[1]} x {photo.size[0]}; "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nicegui import run, ui
+from nicegui.elements.upload_files import FileUpload
 
 from permutohedral.errors import PermutohedralError
 from permutohedral.playground.session import Session
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 Read = TypeVar("Read")
 # size of an upload, which NiceGUI stores on disk
 MAX_BYTES = 128 << 20
+# reading takes several times the memory of the pixels, so all tabs take turns
+_reading = threading.Lock()
 
 
 class Choice:
@@ -38,15 +43,12 @@ class Choice:
         return self._select.value
 
 
-def upload_button(text: str, on_file: Callable[[str, bytes], Any]) -> None:
-    """Add a button that uploads a file; `on_file` is called with its name and content."""
+def upload_button(text: str, on_file: Callable[[FileUpload], Awaitable[None]]) -> None:
+    """Add a button that uploads a file, with which `on_file` is called."""
 
     async def take(event: Any) -> None:
-        content = await event.file.read()
         upload.reset()
-        result = on_file(event.file.name, content)
-        if result is not None:
-            await result
+        await on_file(event.file)
 
     def reject() -> None:
         ui.notify(f"the file is larger than {MAX_BYTES >> 20} MB; scale it first", type="negative")
@@ -68,27 +70,41 @@ def show_error(error: Exception) -> None:
     ui.notify(message, type="negative", multi_line=True, timeout=8000, actions=[close])
 
 
-async def read_in_thread(read: Callable[..., Read], *given: Any) -> Read | None:
-    """Call `read` in another thread; after an error, show it and return None."""
+async def read_upload(
+    session: Session, file: FileUpload, read: Callable[[Path, str], Read]
+) -> tuple[Path, Read] | None:
+    """Write an upload to a file, and call `read` with its path and the user's name in another thread.
+
+    Return the path, for `Session.keep_upload`, and the result; after an error, show it and return None.
+    """
+    if session.is_closed:
+        return None
+    path, found = session.name_upload(file.name), None
     try:
-        return await run.io_bound(read, *given)
+        await file.save(path)
+        found = await read_in_turn(read, path, file.name)
     # decoders raise any exception for a damaged file
     except Exception as error:
         show_error(error)
+    if found is None:
+        with suppress(OSError, ValueError):
+            path.unlink()
         return None
+    return path, found
 
 
-async def read_upload(session: Session, name: str, content: bytes) -> Photo | None:
-    """Read the photo in an upload; after an error, show it and return None."""
-    return await read_in_thread(lambda: _read_photo(session.keep_upload(name, content), name))
+async def read_in_turn(read: Callable[[Path, str], Read], path: Path, name: str) -> Read | None:
+    """Call `read` in another thread, one call after another for all tabs; return None if the server stops."""
+
+    def wait_and_read() -> Read:
+        with _reading:
+            return read(path, name)
+
+    return await run.io_bound(wait_and_read)
 
 
-async def read_path(path: Path) -> Photo | None:
-    """Read a photo that the user has named; after an error, show it and return None."""
-    return await read_in_thread(_read_photo, path, str(path))
+def read_photo(path: Path, name: str) -> Photo:
+    """Read a photo; messages call it `name`."""
+    from permutohedral.playground import photos
 
-
-def _read_photo(path: Path, name: str) -> Photo:
-    from permutohedral.playground.photos import read_photo
-
-    return read_photo(path, name)
+    return photos.read_photo(path, name)

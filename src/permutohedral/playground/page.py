@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nicegui import ui
+from nicegui.elements.upload_files import FileUpload
 
 from permutohedral.playground.components import STYLE
-from permutohedral.playground.controls import read_path, read_upload, show_error, upload_button
+from permutohedral.playground.controls import read_in_turn, read_photo, read_upload, show_error, upload_button
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.session import Session
 from permutohedral.playground.strokes import EXAMPLE_STROKES
@@ -61,7 +62,12 @@ class Page:
         path = example_photo() if self._first is None else self._first
         # this also loads the library
         self._set_busy(True)
-        photo = await read_path(path)
+        photo = None
+        try:
+            photo = await read_in_turn(read_photo, path, str(path))
+        # decoders raise any exception for a damaged file
+        except Exception as error:
+            self._fail(error)
         if photo is None:
             self._set_busy(False)
             self._name.set_text("no photo")
@@ -71,12 +77,17 @@ class Page:
             self._segment.set_strokes(list(EXAMPLE_STROKES))
             self._denoise.add_example_noise()
 
-    async def _take_upload(self, name: str, content: bytes) -> None:
-        photo = await read_upload(self.session, name, content)
-        if photo is not None:
+    async def _take_upload(self, file: FileUpload) -> None:
+        found = await read_upload(self.session, file, read_photo)
+        if found is not None:
+            path, photo = found
             self._show(photo)
+            self.session.keep_upload("photo", path)
 
     def _show(self, photo: Photo) -> None:
+        # the tab was closed while the photo was read
+        if self.session.is_closed:
+            return
         self.session.photo = photo
         height, width = photo.size
         self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")

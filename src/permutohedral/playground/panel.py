@@ -156,7 +156,8 @@ class Panel:
         self.session.stream.put(f"{self.title}/{side}", layer, kind, number)
 
     def _show_code(self) -> None:
-        if not self._code_is_old:
+        # a closed tab has no photo
+        if not self._code_is_old or self.session.photo is None:
             return
         self._code_is_old = False
         job = self.job()

@@ -26,7 +26,7 @@ class Runner:
 
     Results are shown even if a newer request waits, so that the image follows a moving slider. The rest of the older
     request is dropped. `show` is called with each function that a request yields, `fail` with its exception, and `idle`
-    when no work is left.
+    when no work is left, also after `close`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Runner:
             self._run(request)
             with self._changed:
                 self.busy = False
-                finished = self._newest is None and not self._closed
+                finished = self._newest is None
             if finished:
                 self._idle()
 
@@ -97,7 +97,7 @@ class Runner:
                         return
         except DroppedError:
             return
-        # the page shows any error, and the next request runs
+        # the page shows any error, and the next request runs; an older one may miss a file of an earlier photo
         except Exception as error:
-            if not self._closed:
+            if not self._is_unwanted():
                 self._fail(error)

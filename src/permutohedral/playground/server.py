@@ -6,11 +6,12 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import warnings
 import webbrowser
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import uvicorn
@@ -20,12 +21,15 @@ from fastapi.responses import Response
 from nicegui import ui
 
 from permutohedral.errors import InputError
-from permutohedral.playground.access import TokenRequired
+from permutohedral.playground.access import SizeLimited, TokenRequired
+from permutohedral.playground.controls import MAX_BYTES
 from permutohedral.playground.page import build_page
 from permutohedral.playground.session import Session
 
 # seconds to wait for open sockets at the end
 _SECONDS_TO_END = 1
+# of a form around an upload
+_FORM_BYTES = 1 << 16
 _ICON = (
     '<svg viewBox="0 0 32 32" xmlns="http://www.w3.org/2000/svg"><path d="M16 3 27 9.5v13L16 29 5 22.500v-13z" '
     'fill="#3f51b5"/><path d="M16 16 27 9.500M16 16 5 9.500M16 16v13" stroke="#fff" stroke-width="2.200"/></svg>'
@@ -75,24 +79,34 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
     address = f"http://{name}:{port}/?token={token}"
     playground = Playground(photo)
 
+    app = TokenRequired(SizeLimited(playground.app, MAX_BYTES + _FORM_BYTES), token, port)
     config = uvicorn.Config(
-        TokenRequired(playground.app, token, port), log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END,
-        ws_max_size=1 << 24, ws_per_message_deflate=False,
+        app, log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END, ws_max_size=1 << 24,
+        ws_per_message_deflate=False,
     )  # fmt: skip
     # the first requests wait until the server has started
     listener.listen()
     announce(address)
-    if open_browser:
-        # a browser may start slowly
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     # NiceGUI looks at all objects when it stops, and one of torch's warns
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     # after Ctrl-C or SIGTERM the server has closed all sockets, and raises the signal again
     try:
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), ExitStack() as stack:
+            if open_browser:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="permutohedral-")))
+                page = _write_redirection(address, folder)
+                # a browser may start slowly
+                threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         _end(playground)
+
+
+def _write_redirection(address: str, folder: Path) -> Path:
+    """Write a page that leads to an address: all users of a machine see the arguments of a browser."""
+    page = folder / "playground.html"
+    page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+    return page
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -8,6 +8,7 @@ import json
 import tempfile
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,18 +38,26 @@ class Session:
         # downloads by tab and name: functions that return their content
         self.files: dict[tuple[str, str], Callable[[], bytes]] = {}
         self._loop = asyncio.get_running_loop()
-        self._folder = tempfile.TemporaryDirectory(prefix="permutohedral-")
+        self._folder = tempfile.TemporaryDirectory(prefix="permutohedral-", ignore_cleanup_errors=True)
         self._seconds: dict[Any, float] = {}
         self._numbers = itertools.count()
+        # the file of the newest upload of each kind
+        self._uploads: dict[str, Path] = {}
         self._busy = busy
-        self._runner = Runner(self.on_page, partial(self.on_page, fail), partial(self.on_page, self._report_idle))
+        self.is_closed = False
+        self._runner = Runner(self.on_page, partial(self.on_page, fail), self._finish)
 
-    def keep_upload(self, name: str, content: bytes) -> Path:
-        """Write an upload to a file that lasts as long as the tab is open."""
-        # numbered, with only the ending of the user's name
-        path = Path(self._folder.name) / f"{next(self._numbers)}{Path(name).suffix.lower()}"
-        path.write_bytes(content)
-        return path
+    def name_upload(self, name: str) -> Path:
+        """Return a path for an upload: numbered, with only the ending of the user's name."""
+        return Path(self._folder.name) / f"{next(self._numbers)}{Path(name).suffix.lower()}"
+
+    def keep_upload(self, kind: str, path: Path) -> None:
+        """Keep an upload as long as the tab is open, or until the next one of its kind, such as "photo"."""
+        previous, self._uploads[kind] = self._uploads.get(kind), path
+        # Windows keeps a file that is being read
+        with suppress(OSError):
+            if previous is not None:
+                previous.unlink()
 
     def folder(self, name: str) -> Path:
         """Return a folder for results that lasts as long as the tab is open."""
@@ -74,8 +83,11 @@ class Session:
         self._seconds[kind] = seconds
 
     def close(self) -> None:
-        """Stop computing, and delete all files."""
+        """Stop computing, delete all files, and release the memory: FastAPI may keep this object."""
+        self.is_closed = True
         self._runner.close()
+        self.photo, self.stream = None, LayerStream()
+        self.files.clear()
         self._folder.cleanup()
 
     @property
@@ -83,15 +95,28 @@ class Session:
         """Whether the thread of this tab is busy."""
         return self._runner.busy
 
+    def _finish(self) -> None:
+        """Report that no work is left, or delete what was written since the tab was closed; on the runner's thread."""
+        if self.is_closed:
+            self._folder.cleanup()
+        else:
+            self.on_page(self._report_idle)
+
     def _report_idle(self) -> None:
         # a new request may wait
         if not self._runner.has_work:
             self._busy(False)
 
     def on_page(self, call: Callable[..., None], *given: Any) -> None:
-        """Call a function in the thread of the page, whose loop may have ended."""
+        """Call a function in the thread of the page, unless the tab is closed by then."""
+
+        def call_if_open() -> None:
+            if not self.is_closed:
+                call(*given)
+
+        # the loop may have ended
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *given)
+            self._loop.call_soon_threadsafe(call_if_open)
 
 
 class LayerStream:

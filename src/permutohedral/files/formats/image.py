@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,21 +20,25 @@ from torch import Tensor
 
 from permutohedral.errors import DataError, InputError, PermutohedralError, StorageError
 from permutohedral.files.atomic import write_bytes
-from permutohedral.files.formats import sixteen_bit
+from permutohedral.files.formats import sixteen_bit, tiff
+from permutohedral.files.formats.limits import check_size
 from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
 from permutohedral.files.settings import STREAM
 
-# larger images are rejected before they are decoded: 134 million pixels of RGB take 1.6 GB in float32
-MAX_PIXELS = 1 << 27
-MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
+# formats that are read, in Pillow's names. Decoders of others run programs (EPS), read a header only (HDF5), or decode
+# images whose size they do not state (ICO). TGA is the last, since any file may begin like one
+_FORMATS = (
+    *("JPEG", "PNG", "TIFF", "WEBP", "AVIF", "HEIF", "GIF", "BMP", "PPM", "JPEG2000", "QOI", "DDS", "PSD", "SGI"),
+    *("PCX", "TGA"),
+)
 # Pillow's modes, and the mode that holds the same pixels without loss, or nearly
 _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 _UNSIGNED = "8 or 16 bits per channel without a sign, or to a map of floats"
-# formats of videos, data and drawings, which Pillow registers and cannot read by itself
-_NO_IMAGES = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
 # phones store a second image, such as the depth, after the photo
 _FIRST_FRAME = ("MPO",)
+# tags of TIFF
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
 # where Pillow's defaults lose or wait more than necessary
 _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 95, "subsampling": 0},
@@ -66,6 +69,7 @@ class ImageData:
         levels: integer of the file that 1.0 stands for, 255 or 65535.
         metadata: EXIF, color profile and more.
         format: Pillow's name of the format.
+        palette: colors of an indexed file, 3 bytes each; empty for other files.
     """
 
     pixels: Tensor
@@ -73,6 +77,7 @@ class ImageData:
     levels: int = 255
     metadata: Metadata = field(default_factory=Metadata)
     format: str | None = None
+    palette: bytes = b""
 
     def with_pixels(self, pixels: Tensor) -> ImageData:
         """Return the same image with other pixels of the same size."""
@@ -80,84 +85,93 @@ class ImageData:
 
 
 def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
-    """Read an image in any format of Pillow, turned upright; "-" is stdin.
+    """Read an image, turned upright; "-" is stdin.
 
-    Raises `DataError` if the file is missing, damaged or not an image. Raises `InputError` if it has several frames,
-    numbers that do not fit, or more than `max_pixels`. The default is `MAX_PIXELS`, or the environment variable
-    `PERMUTOHEDRAL_MAX_PIXELS`.
+    Raises `DataError` if the file is missing, damaged or not an image of a known format. Raises `InputError` if it has
+    several frames, numbers that do not fit, or too many pixels (see `check_size`).
     """
-    source = io.BytesIO(sys.stdin.buffer.read()) if path == STREAM else path
-    try:
-        with _open(source, path, max_pixels) as image:
-            frames = getattr(image, "n_frames", 1)
-            if frames > 1 and image.format not in _FIRST_FRAME:
-                raise InputError(
-                    f"{path} has {frames} frames; extract one, or filter a TIFF stack by `permutohedral array filter`, "
-                    "and name OUTPUT .zarr"
-                )
-            if sixteen_bit.has_signed_bytes(image):
-                raise InputError(f"{path} holds signed integers; convert it to {_UNSIGNED}")
-            transparent = _transparent_color(image)
-            wide = sixteen_bit.read_wide(image, source)
-            if wide is not None:
-                found = _from_integers(wide, 65535, transparent)
-            else:
-                found = _convert(ImageOps.exif_transpose(image), path, transparent)
-            height, width = found.pixels.shape[1:]
-            metadata = read_metadata(image, (width, height))
-            dropped = sixteen_bit.dropped_bits(image, source)
-            if image.mode == "CMYK":
-                colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
-                dropped = f"{colors}, converted to RGB"
-            if dropped is not None:
-                metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
-            return replace(found, metadata=metadata, format=image.format)
-    except UnidentifiedImageError as error:
-        hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
-        if isinstance(source, io.BytesIO) and not source.getbuffer():
-            raise DataError("stdin is empty; pipe an image into the command") from error
-        name = "stdin" if path == STREAM else path
-        raise DataError(f"{name} is not an image in a format that Pillow reads{hint}") from error
-    except (PermutohedralError, ModuleNotFoundError):
-        raise
-    # decoders of some formats raise any exception for a damaged file
-    except Exception as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error or type(error)}") from error
+    name = "stdin" if path == STREAM else path
+    with _errors_of_decoders(name):
+        source = _read_stdin() if path == STREAM else path
+        try:
+            with _open(source, name, max_pixels) as image:
+                return _read(image, source, name, max_pixels)
+        except UnidentifiedImageError:
+            if not tiff.is_tiff(source):
+                raise
+            # gray of 16 bits with alpha, which Pillow does not know
+            numbers, metadata = tiff.read_wide_colors(source, name, max_pixels)
+            return replace(_from_integers(numbers, 65535, None), metadata=metadata, format="TIFF")
+
+
+def read_texts(path: Path) -> dict[str, Any]:
+    """Return what a PNG file holds besides its pixels, which are not decoded; raise like `read_image`."""
+    with _errors_of_decoders(path), Image.open(path, formats=["PNG"]) as image:
+        return {str(key): value for key, value in image.info.items()}
+
+
+def _read_stdin() -> io.BytesIO:
+    stream = getattr(sys.stdin, "buffer", None)
+    content = b"" if stream is None else stream.read()
+    if not content:
+        raise DataError("stdin is empty; pipe an image into the command")
+    return io.BytesIO(content)
 
 
 @contextmanager
-def _open(source: Path | io.BytesIO, path: Path, max_pixels: int | None) -> Iterator[Image.Image]:
+def _errors_of_decoders(name: object) -> Iterator[None]:
+    """Raise `DataError` or `InputError` for any error in the block; decoders raise errors of many types."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        hint = "; install pillow-heif" if Path(str(name)).suffix.lower() in _HEIF_SUFFIXES else ""
+        raise DataError(f"{name} is not an image of a known format{hint}") from error
+    except (PermutohedralError, ModuleNotFoundError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{name} has too many pixels; crop or scale it") from error
+    except Exception as error:
+        raise DataError(f"cannot read {name}: {getattr(error, 'strerror', None) or error or type(error)}") from error
+
+
+@contextmanager
+def _open(source: tiff.Source, name: object, max_pixels: int | None) -> Iterator[Image.Image]:
     """Open an image without decoding it, and raise if it is too large."""
-    with _unlimited():
-        image = sixteen_bit.open_image(source)
-    with image:
-        size = f"{image.width:,} x {image.height:,} pixels"
-        if max_pixels is not None and image.width * image.height > max_pixels:
-            raise InputError(f"{path} has {size}, more than {max_pixels:,}; crop or scale it")
-        limit = _max_pixels()
-        if image.width * image.height > limit:
-            raise InputError(
-                f"{path} claims {size}, more than {limit:,}, and a small file can claim any size. "
-                f"Crop or scale it, or set {MAX_PIXELS_VARIABLE} if you trust it"
-            )
+    Image.init()
+    # libraries of some formats may be missing
+    with Image.open(source, formats=[kind for kind in _FORMATS if kind in Image.OPEN]) as image:
+        check_size(name, *image.size, max_pixels=max_pixels)
+        tags: Any = getattr(image, "tag_v2", {})
+        # a tile may be larger than the image, and is decoded as a whole
+        check_size(name, tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0), max_pixels=max_pixels)
         yield image
 
 
-@contextmanager
-def _unlimited() -> Iterator[None]:
-    """Disable Pillow's limit, which only warns up to twice its value."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
-
-
-def _max_pixels() -> int:
-    given = os.environ.get(MAX_PIXELS_VARIABLE, str(MAX_PIXELS))
-    if not given.isdigit():
-        raise InputError(f"{MAX_PIXELS_VARIABLE} must be a whole number of pixels, got {given!r}")
-    return int(given)
+def _read(image: Image.Image, source: tiff.Source, name: object, max_pixels: int | None) -> ImageData:
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format not in _FIRST_FRAME:
+        raise InputError(
+            f"{name} has {frames} frames; extract one, or filter a TIFF stack by `permutohedral array filter`, "
+            "and name OUTPUT .zarr"
+        )
+    if sixteen_bit.has_signed_bytes(image):
+        raise InputError(f"{name} holds signed integers; convert it to {_UNSIGNED}")
+    transparent = _transparent_color(image)
+    wide = sixteen_bit.read_wide(image, source, name, max_pixels)
+    if wide is not None:
+        found = _from_integers(wide, 65535, transparent)
+    else:
+        found = _convert(ImageOps.exif_transpose(image), name, transparent)
+    height, width = found.pixels.shape[1:]
+    metadata = read_metadata(image, (width, height))
+    dropped = sixteen_bit.dropped_bits(image, source)
+    if image.mode == "CMYK":
+        colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
+        dropped = f"{colors}, converted to RGB"
+    if dropped is not None:
+        metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
+    palette = bytes(image.getpalette("RGB") or ()) if image.mode == "P" else b""
+    return replace(found, metadata=metadata, format=image.format, palette=palette)
 
 
 def _transparent_color(image: Image.Image) -> NDArray[Any] | None:
@@ -171,7 +185,7 @@ def _transparent_color(image: Image.Image) -> NDArray[Any] | None:
     return np.atleast_1d(np.asarray(color)) * scale
 
 
-def _convert(image: Image.Image, path: Path, transparent: NDArray[Any] | None) -> ImageData:
+def _convert(image: Image.Image, name: object, transparent: NDArray[Any] | None) -> ImageData:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode in _CONVERSIONS:
@@ -181,12 +195,12 @@ def _convert(image: Image.Image, path: Path, transparent: NDArray[Any] | None) -
     if image.mode in _SIXTEEN_BITS:
         integers = np.asarray(image).astype(np.int64)
         if integers.min(initial=0) < 0:
-            raise InputError(f"{path} holds negative integers; convert it to {_UNSIGNED}")
+            raise InputError(f"{name} holds negative integers; convert it to {_UNSIGNED}")
         if integers.max(initial=0) > 65535:
-            raise InputError(f"{path} holds integers of more than 16 bits; convert it to 8 or 16 bits per channel")
+            raise InputError(f"{name} holds integers of more than 16 bits; convert it to 8 or 16 bits per channel")
         return _from_integers(integers[..., None], 65535, transparent)
     if image.mode not in ("L", "LA", "RGB", "RGBA"):
-        raise InputError(f"{path} stores pixels as {image.mode!r}; convert it to gray or RGB, 8 or 16 bits per channel")
+        raise InputError(f"{name} stores pixels as {image.mode!r}; convert it to gray or RGB, 8 or 16 bits per channel")
     return _from_integers(np.asarray(image).reshape(image.height, image.width, -1), 255, transparent)
 
 
@@ -202,11 +216,10 @@ def _from_integers(integers: NDArray[Any], levels: int, transparent: NDArray[Any
     return ImageData(pixels, alpha=visible[None].float(), levels=levels)
 
 
-def list_images(folder: Path, recursive: bool = False) -> list[Path]:
+def list_images(folder: Path, recursive: bool = False, more_endings: tuple[str, ...] = ()) -> list[Path]:
     """Return the image files of a folder by name, judged by their endings; hidden files are skipped."""
-    endings = Image.registered_extensions()
-    known = {ending for ending, kind in endings.items() if kind in Image.OPEN and kind not in _NO_IMAGES}
-    known.update(_HEIF_SUFFIXES)
+    known = {ending for ending, kind in Image.registered_extensions().items() if kind in _FORMATS}
+    known.update(_HEIF_SUFFIXES, more_endings)
     paths = folder.rglob("*") if recursive else folder.iterdir()
     shown = (path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
     return sorted(path for path in shown if path.suffix.lower() in known and path.is_file())
@@ -258,12 +271,15 @@ def write_image(image: ImageData, path: Path) -> list[str]:
     if path != STREAM:
         write_bytes(path, content)
         return lost
+    stream = getattr(sys.stdout, "buffer", None)
+    if stream is None:
+        raise StorageError("cannot write to stdout: it is closed, or takes text only")
     try:
         # with PYTHONUNBUFFERED the system may write a part only
         rest = memoryview(content)
         while rest:
-            rest = rest[sys.stdout.buffer.write(rest) :]
-        sys.stdout.buffer.flush()
+            rest = rest[stream.write(rest) :]
+        stream.flush()
     except OSError as error:
         raise StorageError(f"cannot write to stdout: {error.strerror or error}") from error
     return lost
@@ -277,34 +293,33 @@ def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
     attempts = [metadata, Metadata(metadata.color_profile, dpi=metadata.dpi), Metadata()]
     for number, attempt in enumerate(attempts):
         try:
-            content = _save(integers, kind, attempt)
-            break
-        except ModuleNotFoundError:
+            content, kept = _encode(integers, kind, attempt, path)
+            return content, find_lost(metadata, kept)
+        except (InputError, ModuleNotFoundError):
             raise
         # encoders raise any exception for an image they cannot hold
         except Exception as error:
             if number == len(attempts) - 1:
                 reason = str(error) or type(error).__name__
                 raise InputError(f"cannot write {path}: {reason}; a format such as .png may hold it") from error
-    try:
-        with _unlimited():
-            written = sixteen_bit.open_image(io.BytesIO(content))
-    # Pillow writes some formats that it does not read
-    except UnidentifiedImageError:
-        return content, find_lost(metadata, None)
-    _check_written(written, integers, path)
-    return content, find_lost(metadata, written)
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _save(integers: NDArray[Any], kind: str, metadata: Metadata) -> bytes:
+def _encode(integers: NDArray[Any], kind: str, metadata: Metadata, path: Path) -> tuple[bytes, Metadata]:
+    """Return the content of a file, and the metadata in it."""
+    if integers.dtype == np.uint16 and integers.shape[2] > 1:
+        return sixteen_bit.encode_wide(integers, kind, metadata)
     if integers.shape[2] < 3 and kind in _RGB_ONLY:
         metadata = replace(metadata, color_profile=None)
-    options = save_options(metadata, kind)
-    if integers.dtype == np.uint16 and integers.shape[2] > 1:
-        return sixteen_bit.encode_wide(integers, kind, options)
     image, file = Image.fromarray(integers.squeeze(2) if integers.shape[2] == 1 else integers), io.BytesIO()
-    image.save(file, format=kind, **_SAVE_OPTIONS.get(kind, {}), **options)
-    return file.getvalue()
+    image.save(file, format=kind, **_SAVE_OPTIONS.get(kind, {}), **save_options(metadata, kind))
+    try:
+        written = Image.open(file)
+    # Pillow writes some formats that it does not read
+    except UnidentifiedImageError:
+        return file.getvalue(), Metadata()
+    _check_written(written, integers, path)
+    return file.getvalue(), read_metadata(written, written.size)
 
 
 def _check_written(written: Image.Image, integers: NDArray[Any], path: Path) -> None:

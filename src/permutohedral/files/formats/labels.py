@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from permutohedral.errors import InputError
+from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.files.atomic import write_bytes
-from permutohedral.files.formats.image import ImageData, format_of, read_image, write_image
+from permutohedral.files.formats.image import ImageData, format_of, read_image, read_texts, write_image
 from permutohedral.files.formats.maps import load_array
 from permutohedral.files.formats.metadata import Metadata, save_options
 from permutohedral.files.settings import STREAM
@@ -80,9 +80,7 @@ def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
     labels = torch.full(numbers.shape, UNKNOWN)
     labels[known] = order.argsort()[label]
     colors = torch.stack([found >> 32, (found >> 16) & 0xFFFF, found & 0xFFFF], dim=1)
-    with Image.open(path) as file:
-        table = bytes(file.getpalette("RGB") or ()) if file.mode == "P" else b""
-    return LabelMap(labels, colors / image.levels, image.levels, len(image.pixels), table)
+    return LabelMap(labels, colors / image.levels, image.levels, len(image.pixels), image.palette)
 
 
 def write_label_map(labels: LabelMap, path: Path, settings: Mapping[str, Any]) -> None:
@@ -106,11 +104,10 @@ def write_label_map(labels: LabelMap, path: Path, settings: Mapping[str, Any]) -
 def read_settings(path: Path) -> dict[str, Any] | None:
     """Return the settings that `write_label_map` stored, None if there is no such file or it has none."""
     try:
-        with Image.open(path) as file:
-            settings: dict[str, Any] = json.loads(file.info[_SETTINGS])
-            return settings
-    except (FileNotFoundError, UnidentifiedImageError, KeyError, ValueError):
+        settings = json.loads(read_texts(path)[_SETTINGS])
+    except (PermutohedralError, KeyError, TypeError, ValueError, RecursionError):
         return None
+    return settings if isinstance(settings, dict) else None
 
 
 def palette(labels: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from permutohedral.errors import DataError, InputError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.image import ImageData, check_output, list_images, read_image, write_image
+from permutohedral.files.formats.limits import check_size
+from permutohedral.files.formats.tiff import read_floats
 from permutohedral.files.tiling import cast_rounded
 
-_TIFF = (".tif", ".tiff")
+_ARRAY, _TIFF = ".npy", (".tif", ".tiff")
 # an array of three axes whose first is longer has its channels last
 _MAX_CHANNELS = 4096
 # and so has one whose last is this short, while the others are longer
@@ -40,15 +42,15 @@ class Map:
     dtype: np.dtype[Any] | None = None
 
 
-def read_map(path: Path, unknown: float | None = None) -> Map:
-    """Read a map; transparent pixels, and those equal to `unknown`, become NaN."""
-    if path.suffix == ".npy":
-        array = load_array(path)
+def read_map(path: Path, unknown: float | None = None, max_pixels: int | None = None) -> Map:
+    """Read a map; transparent pixels, and those equal to `unknown`, become NaN. For `max_pixels` see `check_size`."""
+    if path.suffix.lower() == _ARRAY:
+        array = load_array(path, max_pixels)
         found = Map(_from_array(array, path), dtype=array.dtype if array.dtype.kind in "iu" else None)
-    elif path.suffix.lower() in _TIFF and (floats := _read_floats(path)) is not None:
+    elif path.suffix.lower() in _TIFF and (floats := read_floats(path, max_pixels)) is not None:
         found = Map(_from_array(floats, path))
     else:
-        image = read_image(path)
+        image = read_image(path, max_pixels)
         values = (image.pixels * image.levels).round()
         if image.alpha is not None:
             values = torch.where(image.alpha > 0, values, torch.nan)
@@ -58,47 +60,29 @@ def read_map(path: Path, unknown: float | None = None) -> Map:
     return replace(found, values=torch.where(found.values == unknown, torch.nan, found.values))
 
 
-def load_array(path: Path) -> NDArray[Any]:
-    """Load the array of a .npy file; raise `DataError` if it cannot be read, `InputError` if it holds several."""
+def load_array(path: Path, max_pixels: int | None = None) -> NDArray[Any]:
+    """Map the array of a .npy file into memory, read-only; for `max_pixels` see `check_size`.
+
+    Raises `DataError` if it cannot be read or is shorter than its header says, `InputError` if it holds several arrays.
+    """
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    # damaged headers raise any exception
+    except Exception as error:
         # NumPy takes any other file for a pickle, and asks for an option that would run its code
         if isinstance(error, ValueError) and not _is_npy(path):
             raise DataError(f"{path} is not a .npy file; write one with np.save") from error
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays; save one array as .npy")
+    if array.ndim > 1:
+        check_size(path, array.shape[-1], array.shape[-2], max_pixels=max_pixels)
     return array
 
 
 def _is_npy(path: Path) -> bool:
     with open(path, "rb") as file:
         return file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
-
-
-def _read_floats(path: Path) -> NDArray[Any] | None:
-    """Return the pixels of a TIFF file of floats, None if they are integers."""
-    import tifffile
-
-    try:
-        with tifffile.TiffFile(path) as file:
-            page: Any = file.pages[0]
-            if page.dtype is None or page.dtype.kind != "f":
-                return None
-            numbers: NDArray[Any] = page.asarray()
-            # smaller copies and masks belong to the first page
-            pages = sum(not (other.is_reduced or other.is_mask) for other in cast(Any, file.pages))
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}") from error
-    # decoders raise any exception for a damaged file; `read_image` then raises the reason
-    except Exception:
-        return None
-    if pages > 1:
-        raise InputError(
-            f"{path} holds {pages} images; store channels in one, with planarconfig='separate', or as .npy"
-        )
-    return numbers if numbers.ndim == 2 or page.planarconfig == 2 else np.moveaxis(numbers, -1, 0)
 
 
 def _from_array(array: NDArray[Any], path: Path) -> Tensor:
@@ -118,19 +102,18 @@ def _from_array(array: NDArray[Any], path: Path) -> Tensor:
 
 
 def list_maps(folder: Path, recursive: bool = False) -> list[Path]:
-    """Return the maps of a folder by name: image files and .npy files."""
-    arrays = folder.rglob("*.npy") if recursive else folder.glob("*.npy")
-    return sorted([*list_images(folder, recursive), *arrays])
+    """Return the maps of a folder by name: image files and .npy files; hidden files are skipped."""
+    return list_images(folder, recursive, (_ARRAY,))
 
 
 def check_map_output(path: Path, source: Path) -> None:
     """Raise `InputError` before any work if the map of `source` cannot be written to `path`."""
-    if path.suffix == ".npy":
+    if path.suffix.lower() == _ARRAY:
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {path.parent}; create it")
         return
     check_output(path)
-    if source.suffix == ".npy" and path.suffix.lower() not in _TIFF:
+    if source.suffix.lower() == _ARRAY and path.suffix.lower() not in _TIFF:
         raise InputError(f"cannot write {path}: the numbers of {source} need a file of floats, .npy or .tif")
 
 
@@ -141,7 +124,7 @@ def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
     if like.dtype is not None:
         array = cast_rounded(array, like.dtype)
     content = io.BytesIO()
-    if path.suffix == ".npy":
+    if path.suffix.lower() == _ARRAY:
         np.save(content, array)
     elif like.image is not None:
         return write_image(replace(like.image, pixels=values / like.image.levels, alpha=None), path)

@@ -117,9 +117,8 @@ def save_options(metadata: Metadata, kind: str | None) -> dict[str, Any]:
     return options
 
 
-def find_lost(metadata: Metadata, written: Image.Image | None) -> list[str]:
-    """Return the names of metadata that `written` lacks; None is a file that Pillow cannot read."""
-    kept = Metadata() if written is None else read_metadata(written, written.size)
+def find_lost(metadata: Metadata, kept: Metadata) -> list[str]:
+    """Return the names of the metadata that are not among those `kept` by a file."""
     lost = list(metadata.unreadable)
     if metadata.color_profile and not kept.color_profile:
         lost.append("color profile")

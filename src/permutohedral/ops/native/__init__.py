@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils import dlpack
 
 from permutohedral.errors import InputError
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.contract import (
+    ACCUMULATION,
     SMALLEST_MASS,
     ColorGridTables,
     FilterTables,
@@ -29,17 +31,28 @@ from permutohedral.ops.contract import (
     blur_gain,
     energies_error,
     key_limit,
+    number_of,
     range_error,
     transpose_weight,
 )
 from permutohedral.ops.native import bridge
-from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, written
+from permutohedral.ops.native.bridge import (
+    CPU,
+    _native,
+    contiguous_for_core,
+    core,
+    key_core,
+    run_in_place,
+    run_kernel,
+    written,
+)
 
 if TYPE_CHECKING:
     from permutohedral._native import PendingIndex
 
 # rows that `_sum_rows` adds one after another
 _ROWS_TOGETHER = 512
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def check_dimension(dimension: int) -> None:
@@ -48,7 +61,7 @@ def check_dimension(dimension: int) -> None:
         raise InputError(
             f"features must be [points, dimension] with at most {_native.MAX_DIMENSION} dimensions on the native "
             f"backend, got {dimension}; transpose features [dimension, points] with features.mT, or run "
-            'permutohedral.backends.use("reference"), which takes any'
+            'permutohedral.backends.set_default("reference"), which takes any'
         )
 
 
@@ -68,31 +81,6 @@ def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
     return keys, table
 
 
-def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    points, d = features.shape
-    check_dimension(d)
-    features = plain(features)
-    vertices = bridge.empty((points, d + 1), torch.int32)
-    barycentric = bridge.empty((points, d + 1), features.dtype)
-    if points == 0:
-        return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64, device=CPU)
-    limit, items = key_limit(features.dtype), None if batch is None else batch.to(torch.int32)
-    threads = bridge.threads(points * (d + 1))
-    with _as_input_error():
-        pending = core(features.dtype).index_points(
-            (features, items), limit, written(vertices), written(barycentric), threads
-        )
-    if pending is None:
-        raise range_error(features, limit)
-    keys, table = _finish(pending, d + 1)
-    return keys, vertices, barycentric, table
-
-
-def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    unique_keys, inverse, table = _number(key_core.index_keys, keys, 1)
-    return unique_keys, inverse[:, 0], table
-
-
 def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
     """Assign numbers to distinct keys, `each` of them for each row of `keys`."""
     rows, columns = keys.shape
@@ -108,277 +96,10 @@ def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tupl
 
 def _table_of(keys: Tensor) -> Tensor:
     """Return the lookup table of distinct keys in any order: that of the sorted keys, then the place of each."""
-    _, inverse, table = index_keys(keys)
+    _, inverse, table = _number(key_core.index_keys, keys, 1)
     order = bridge.empty((keys.shape[0] + keys.shape[0] % 2,), torch.int32)
-    order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32, device=CPU)
+    order[inverse[:, 0].long()] = torch.arange(keys.shape[0], dtype=torch.int32, device=CPU)
     return torch.cat([table, order.view(torch.int64)])
-
-
-def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
-    targets, filter_size = target_keys.shape[0], offsets.shape[0]
-    neighbors = bridge.empty((filter_size, targets), torch.int32)
-    if source_keys.shape[0] == 0:
-        return neighbors.fill_(-1)
-    if neighbors.numel() == 0:
-        return neighbors
-    if table.numel() == 0:
-        table = _table_of(source_keys)
-    same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
-    same = same and source_keys.stride() == target_keys.stride()
-    threads = bridge.threads(neighbors.numel())
-    key_core.find_neighbors(table, target_keys, offsets, same, written(neighbors), threads)
-    return neighbors
-
-
-def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
-    transposed = bridge.empty((neighbors.shape[0], num_source), torch.int32)
-    if neighbors.shape[1] == 0:
-        return transposed.fill_(-1)
-    if transposed.numel() > 0:
-        key_core.transpose_neighbors(neighbors, opposite, written(transposed), bridge.threads(neighbors.numel()))
-    return transposed
-
-
-def coarsen_lattice(
-    keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    coarse_keys, parents, table = _number(key_core.index_parents, keys, 2)
-    out = bridge.empty(vertices.shape, torch.int32), bridge.empty(vertices.shape, barycentric.dtype)
-    threads = bridge.threads(vertices.numel() * vertices.shape[1])
-    results = map(written, out)
-    core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *results, threads)
-    return coarse_keys, parents, table, *out
-
-
-def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
-    shape = num_lattice_points, values.shape[1]
-    return run_kernel("splat", shape, vertices.numel() * shape[1], values, (vertices, barycentric))
-
-
-def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
-    shape = vertices.shape[0], lattice_values.shape[1]
-    return run_kernel("slice", shape, vertices.numel() * shape[1], lattice_values, (vertices, barycentric))
-
-
-def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
-    wide, work = values.to(accumulation_dtype(values.dtype)), vertices.numel() * values.shape[1]
-    return run_kernel("barycentric_gradient", vertices.shape, work, wide, lattice_values, (vertices, None))
-
-
-def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    shape, work = (neighbors.shape[1], weight.shape[2]), neighbors.shape[1] * weight.numel()
-    return run_kernel("convolve", shape, work, lattice_values, weight, neighbors, groups)
-
-
-def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
-    work = neighbors.numel() * shape[1] * shape[2]
-    return run_kernel("convolve_weight_gradient", shape, work, lattice_values, output_gradient, neighbors, groups)
-
-
-def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
-    work = axis_neighbors.numel() * lattice_values.shape[1]
-    return run_kernel("blur", lattice_values.shape, work, lattice_values, axis_neighbors, reverse)
-
-
-def filter_gaussian(
-    values: Tensor,
-    vertices: Tensor,
-    barycentric: Tensor,
-    axis_neighbors: Tensor,
-    target_vertices: Tensor,
-    target_barycentric: Tensor,
-) -> Tensor:
-    shape = target_vertices.shape[0], values.shape[1]
-    work = (vertices.numel() + target_vertices.numel()) * shape[1]
-    # the blur is not divided by its gain, and neither is the mass: their quotient is the same
-    added_mass = SMALLEST_MASS * blur_gain(vertices.shape[1] - 1)
-    tables = (vertices, barycentric), axis_neighbors, (target_vertices, target_barycentric)
-    return run_kernel("filter_gaussian", shape, work, values, *tables, added_mass)
-
-
-def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, Saved]:
-    # each step rounds values of 16 bits, as if it were called by itself; the division by density rounds once
-    dtype, points, density = accumulation_dtype(values.dtype), values.shape[0], None
-    source, target = tables.source, tables.target
-    corners = source.vertices, source.barycentric, source.num_lattice_points
-    lattice_values = splat(values.to(dtype) if tables.by_density else values, *corners)
-    if tables.by_density:
-        # by NumPy: on a busy machine torch's threads would wait for each other
-        ones = torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
-        density = splat(ones, *corners)[:, 0]
-        lattice_values = _change("divide_rows", lattice_values, density).to(values.dtype)
-    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
-    output = slice(convolved, target.vertices, target.barycentric)
-    if bias is not None:
-        output = _change("add_to_rows", output, bias)
-    return output, (lattice_values, density)
-
-
-def _change(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
-    """Return the result of a kernel that works in place on contiguous rows, which it may overwrite."""
-    wide = rows.to(accumulation_dtype(rows.dtype))
-    getattr(core(wide.dtype), kernel)(written(wide), by, bridge.threads(wide.numel()))
-    return wide.to(rows.dtype)
-
-
-def filter_learned_backward(
-    gradient: Tensor, inputs: Saved, kept: Saved, wanted: Needed, tables: FilterTables
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    to_bias = _sum_rows(plain(gradient)) if wanted[2] else None
-    if not (wanted[0] or wanted[1]):
-        return None, None, to_bias
-    (lattice_values, density), weight = kept, inputs[1]
-    source, target, neighbors, reverse, opposite, groups, _ = tables
-    at_targets = splat(gradient, target.vertices, target.barycentric, neighbors.shape[1])
-    to_weight = convolve_weight_gradient(lattice_values, at_targets, neighbors, groups) if wanted[1] else None
-    if not wanted[0]:
-        return None, to_weight, to_bias
-    if reverse is None:
-        reverse = transpose_neighbors(neighbors, opposite, source.num_lattice_points)
-    at_sources = convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)
-    if density is not None:
-        at_sources = _change("divide_rows", at_sources.to(density.dtype), density)
-    to_values = slice(at_sources, source.vertices, source.barycentric)
-    return to_values.to(gradient.dtype), to_weight, to_bias
-
-
-def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
-) -> Tensor:
-    dtype, axes = accumulation_dtype(guide.dtype), len(origin)
-    leading, (channels, *space) = guide.shape[: -axes - 1], guide.shape[-axes - 1 :]
-    count, samples = math.prod(leading), math.prod(space)
-    features = bridge.empty((count * samples, axes + channels), dtype)
-    if features.numel() > 0:
-        last = guide.movedim(-axes - 1, -1)
-        channels_last = last.is_contiguous()
-        images = plain(last if channels_last else guide, dtype).view(-1)
-        units = space, list(origin), list(sigma_space), list(sigma_color)
-        core(dtype).picture_features(images, channels_last, *units, written(features), bridge.threads(features.numel()))
-    return features.view(*leading, samples, axes + channels)
-
-
-def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
-    check_dimension(features.shape[1])
-    gradient = barycentric_gradient.to(features.dtype)
-    return run_kernel("embed_gradient", features.shape, features.numel(), gradient, (features, None))
-
-
-def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
-    shape = target_features.shape[0], values.shape[1]
-    points = (features, None), (target_features, None)
-    return run_kernel("sum_neighbors", shape, features.shape[0] * shape[0], values, *points, reach)
-
-
-def sum_color_grid(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
-    items, channels, *extent = values.shape
-    # with one more channel, the mass
-    shape = items, channels + 1, *extent
-    return run_kernel("sum_color_grid", shape, values.numel(), values, guide, *tables)
-
-
-def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
-    # not converted before they are known to be small
-    reaches = zip((sigma_y, sigma_x), values.shape[2:], strict=True)
-    taps = math.prod(int(min(reach * sigma, extent)) for sigma, extent in reaches) + 1
-    if guide.shape[1] == 0:
-        # colors that are all alike
-        guide = guide.new_zeros(()).expand(values.shape[0], 1, *values.shape[2:])
-    return run_kernel("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
-
-
-def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
-    dtype, shape = accumulation_dtype(values.dtype), (num_lattice_points, values.shape[1])
-    out, winners = bridge.empty(shape, dtype), bridge.empty(shape, torch.int32)
-    if out.numel() > 0:
-        threads = bridge.threads(vertices.numel() * values.shape[1])
-        core(dtype).splat_largest(values, (vertices, None), written(out), written(winners), threads)
-    return out.to(values.dtype), winners
-
-
-def encode(positions: Tensor, directions: Tensor | None, table: Tensor, transforms: Tensor, strides: Tensor) -> Tensor:
-    (points, d), (levels, _, channels), dtype = positions.shape, table.shape, positions.dtype
-    out = bridge.empty((points, levels * channels), dtype)
-    if out.numel() > 0:
-        along = positions.new_empty(0, d) if directions is None else directions
-        threads = bridge.threads(points * levels * (d + 1) * channels)
-        core(dtype).encode(positions, along, table, transforms, strides, written(out), threads)
-    return out.to(table.dtype)
-
-
-def encode_backward(
-    positions: Tensor,
-    directions: Tensor | None,
-    table: Tensor,
-    gradient: Tensor,
-    transforms: Tensor,
-    strides: Tensor,
-    for_positions: bool,
-    for_table: bool,
-) -> tuple[Tensor, Tensor]:
-    (points, d), dtype = positions.shape, positions.dtype
-    to_positions = bridge.empty(positions.shape if for_positions else (0, d), dtype)
-    to_table = bridge.empty(table.shape if for_table else (0, 1, 1), dtype)
-    if points == 0:
-        to_table.zero_()
-    else:
-        along = positions.new_empty(0, d) if directions is None else directions
-        threads = bridge.threads(gradient.numel() * (d + 1))
-        inputs = positions, along, table, gradient, transforms, strides
-        core(dtype).encode_backward(*inputs, written(to_positions), written(to_table), threads)
-    to_table = to_table.to(table.dtype)
-    return to_positions if for_positions else to_positions.view(0), to_table if for_table else to_table.view(0)
-
-
-def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
-    dtype, shape = accumulation_dtype(lattice_values.dtype), (lattice_values.shape[1], vertices.shape[0])
-    # Huge pages are not worth their price for a result that the core would not keep. Where free pages are given back to
-    # a host, as in many virtual machines, new huge ones take three times as long as small ones.
-    large = math.prod(shape) * dtype.itemsize > _native.kept_memory_limit()
-    out = torch.empty(shape, dtype=dtype, device=CPU) if large else bridge.empty(shape, dtype)
-    if out.numel() > 0:
-        core(dtype).slice_planes(lattice_values, (vertices, barycentric), written(out), bridge.threads(out.numel()))
-    return out.to(lattice_values.dtype)
-
-
-def mean_field(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-) -> tuple[Tensor, Saved]:
-    """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
-    dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
-    energies = plain(energies, dtype)
-    if core(dtype).is_sum_nan(energies, threads):
-        raise energies_error()
-    out = bridge.empty(energies.shape, dtype)
-    if out.numel() == 0:
-        return out, ()
-    field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-    state = core(dtype).mean_field(*field, as_logits, written(out), threads)
-    return out, tuple(dlpack.from_dlpack(each) for each in state)
-
-
-def mean_field_backward(
-    gradient: Tensor,
-    inputs: Saved,
-    saved: Saved,
-    needed: Needed,
-    kernels: Sequence[PairwiseTables],
-    steps: int,
-    as_logits: bool,
-) -> tuple[Tensor | None, ...]:
-    energies, start, *_ = inputs
-    dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
-    to_energies = bridge.empty(energies.shape, dtype)
-    to_start = None if start is None else bridge.empty(energies.shape, dtype)
-    to_kernels = [
-        torch.empty((1, 1) if kernel.costs is None else kernel.costs.shape, dtype=dtype, device=CPU)
-        for kernel in kernels
-    ]
-    field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-    results = written(to_energies), None if to_start is None else written(to_start), [*map(written, to_kernels)]
-    core(dtype).mean_field_gradient(*field, saved, gradient, *results, threads)
-    return to_energies, to_start, *to_kernels
 
 
 def _pairwise_arguments(kernels: Sequence[PairwiseTables]) -> list[Any]:
@@ -389,7 +110,7 @@ def _pairwise_arguments(kernels: Sequence[PairwiseTables]) -> list[Any]:
             float(each.source_power),
             float(each.target_power),
             each.costs,
-            float(each.factor),
+            number_of(each.factor),
             each.both_ways,
         )
         for each in kernels
@@ -407,3 +128,311 @@ def _sum_rows(rows: Tensor) -> Tensor:
         first = array[: many * _ROWS_TOGETHER].reshape(_ROWS_TOGETHER, -1).sum(axis=0)
         array = np.concatenate([first.reshape(many, -1), array[many * _ROWS_TOGETHER :]])
     return torch.from_numpy(array.sum(axis=0))
+
+
+class Native(Backend):
+    """The primitives on the CPU, and functions that the core computes in one call."""
+
+    name = "native"
+    has_color_grid = True
+
+    def index_points(self, features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        points, d = features.shape
+        check_dimension(d)
+        features = contiguous_for_core(features)
+        vertices = bridge.empty((points, d + 1), torch.int32)
+        barycentric = bridge.empty((points, d + 1), features.dtype)
+        if points == 0:
+            return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64, device=CPU)
+        limit, items = key_limit(features.dtype), None if batch is None else batch.to(torch.int32)
+        threads = bridge.threads(points * (d + 1))
+        with _as_input_error():
+            pending = core(features.dtype).index_points(
+                (features, items), limit, written(vertices), written(barycentric), threads
+            )
+        if pending is None:
+            raise range_error(features, limit)
+        keys, table = _finish(pending, d + 1)
+        return keys, vertices, barycentric, table
+
+    def index_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        unique_keys, inverse, table = _number(key_core.index_keys, keys, 1)
+        return unique_keys, inverse[:, 0], table
+
+    def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+        targets, filter_size = target_keys.shape[0], offsets.shape[0]
+        neighbors = bridge.empty((filter_size, targets), torch.int32)
+        if source_keys.shape[0] == 0:
+            return neighbors.fill_(-1)
+        if neighbors.numel() == 0:
+            return neighbors
+        if table.numel() == 0:
+            table = _table_of(source_keys)
+        same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
+        same = same and source_keys.stride() == target_keys.stride()
+        threads = bridge.threads(neighbors.numel())
+        key_core.find_neighbors(table, target_keys, offsets, same, written(neighbors), threads)
+        return neighbors
+
+    def transpose_neighbors(self, neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
+        transposed = bridge.empty((neighbors.shape[0], num_source), torch.int32)
+        if neighbors.shape[1] == 0:
+            return transposed.fill_(-1)
+        if transposed.numel() > 0:
+            key_core.transpose_neighbors(neighbors, opposite, written(transposed), bridge.threads(neighbors.numel()))
+        return transposed
+
+    def coarsen_lattice(
+        self, keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        coarse_keys, parents, table = _number(key_core.index_parents, keys, 2)
+        out = bridge.empty(vertices.shape, torch.int32), bridge.empty(vertices.shape, barycentric.dtype)
+        threads = bridge.threads(vertices.numel() * vertices.shape[1])
+        results = map(written, out)
+        core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *results, threads)
+        return coarse_keys, parents, table, *out
+
+    def splat(self, values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+        shape = num_lattice_points, values.shape[1]
+        return run_kernel("splat", shape, vertices.numel() * shape[1], values, (vertices, barycentric))
+
+    def slice(self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+        shape = vertices.shape[0], lattice_values.shape[1]
+        return run_kernel("slice", shape, vertices.numel() * shape[1], lattice_values, (vertices, barycentric))
+
+    def barycentric_gradient(self, values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
+        wide, work = values.to(accumulation_dtype(values.dtype)), vertices.numel() * values.shape[1]
+        return run_kernel("barycentric_gradient", vertices.shape, work, wide, lattice_values, (vertices, None))
+
+    def convolve(
+        self,
+        lattice_values: Tensor,
+        weight: Tensor,
+        neighbors: Tensor,
+        groups: int,
+        reverse_neighbors: Tensor | None = None,
+        opposite: Tensor | None = None,
+    ) -> Tensor:
+        shape, work = (neighbors.shape[1], weight.shape[2]), neighbors.shape[1] * weight.numel()
+        return run_kernel("convolve", shape, work, lattice_values, weight, neighbors, groups)
+
+    def convolve_weight_gradient(
+        self,
+        lattice_values: Tensor,
+        output_gradient: Tensor,
+        neighbors: Tensor,
+        groups: int,
+        reverse_neighbors: Tensor | None = None,
+        opposite: Tensor | None = None,
+    ) -> Tensor:
+        shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
+        work = neighbors.numel() * shape[1] * shape[2]
+        return run_kernel("convolve_weight_gradient", shape, work, lattice_values, output_gradient, neighbors, groups)
+
+    def blur(self, lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+        work = axis_neighbors.numel() * lattice_values.shape[1]
+        return run_kernel("blur", lattice_values.shape, work, lattice_values, axis_neighbors, reverse)
+
+    def filter_gaussian(
+        self,
+        values: Tensor,
+        vertices: Tensor,
+        barycentric: Tensor,
+        axis_neighbors: Tensor,
+        target_vertices: Tensor,
+        target_barycentric: Tensor,
+    ) -> Tensor:
+        shape = target_vertices.shape[0], values.shape[1]
+        work = (vertices.numel() + target_vertices.numel()) * shape[1]
+        # the blur is not divided by its gain, and neither is the mass: their quotient is the same
+        added_mass = SMALLEST_MASS * blur_gain(vertices.shape[1] - 1)
+        tables = (vertices, barycentric), axis_neighbors, (target_vertices, target_barycentric)
+        return run_kernel("filter_gaussian", shape, work, values, *tables, added_mass)
+
+    def filter_learned(
+        self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+    ) -> tuple[Tensor, Saved]:
+        # each step rounds values of 16 bits, as if it were called by itself; the division by density rounds once
+        rounded, density = values.dtype, None
+        source, target, neighbors, groups, _, _, by_density = tables
+        dtype = ACCUMULATION.get(rounded, rounded)
+        corners = source.vertices, source.barycentric, source.keys.shape[0]
+        if by_density:
+            lattice_values = self.splat(values if dtype is rounded else values.to(dtype), *corners)
+            # by NumPy: on a busy machine torch's threads would wait for each other
+            ones = np.empty((values.shape[0], 1), _NUMPY[dtype])
+            ones.fill(1)
+            density = self.splat(torch.from_numpy(ones), *corners)[:, 0]
+            lattice_values = run_in_place("divide_rows", lattice_values, density)
+            lattice_values = lattice_values if dtype is rounded else lattice_values.to(rounded)
+        else:
+            lattice_values = self.splat(values, *corners)
+        convolved = self.convolve(lattice_values, weight, neighbors, groups)
+        output = self.slice(convolved, target.vertices, target.barycentric)
+        if bias is not None:
+            output = run_in_place("add_to_rows", output, bias)
+        return output, (lattice_values, density)
+
+    def filter_learned_backward(
+        self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, tables: FilterTables
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        bias_gradient = _sum_rows(contiguous_for_core(gradient)) if needed[2] else None
+        if not (needed[0] or needed[1]):
+            return None, None, bias_gradient
+        (lattice_values, density), weight = saved, inputs[1]
+        source, target, neighbors, groups, reverse, opposite, _ = tables
+        at_targets = self.splat(gradient, target.vertices, target.barycentric, neighbors.shape[1])
+        weight_gradient = self.convolve_weight_gradient(lattice_values, at_targets, *tables[2:6]) if needed[1] else None
+        if not needed[0]:
+            return None, weight_gradient, bias_gradient
+        if reverse is None:
+            reverse = self.transpose_neighbors(neighbors, opposite, source.num_lattice_points)
+        at_sources = self.convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)
+        if density is not None:
+            at_sources = run_in_place("divide_rows", at_sources.to(density.dtype), density)
+        values_gradient = self.slice(at_sources, source.vertices, source.barycentric)
+        return values_gradient.to(gradient.dtype), weight_gradient, bias_gradient
+
+    def picture_features(
+        self,
+        guide: Tensor,
+        sigma_space: Sequence[float | Tensor],
+        sigma_color: Sequence[float] | Tensor,
+        origin: Sequence[int],
+        shift: float,
+    ) -> Tensor:
+        if isinstance(sigma_space[0], Tensor) or isinstance(sigma_color, Tensor):
+            given = guide, sigma_space, sigma_color, origin, shift
+            return self.decline("the bandwidths are tensors", super().picture_features, *given)
+        dtype, axes = accumulation_dtype(guide.dtype), len(origin)
+        leading, (channels, *space) = guide.shape[: -axes - 1], guide.shape[-axes - 1 :]
+        count, samples = math.prod(leading), math.prod(space)
+        features = bridge.empty((count * samples, axes + channels), dtype)
+        if features.numel() > 0:
+            last = guide.movedim(-axes - 1, -1)
+            channels_last = last.is_contiguous()
+            images = contiguous_for_core(last if channels_last else guide, dtype).view(-1)
+            units = space, list(origin), list(sigma_space), list(sigma_color), shift
+            core(dtype).picture_features(
+                images, channels_last, *units, written(features), bridge.threads(features.numel())
+            )
+        return features.view(*leading, samples, axes + channels)
+
+    def embed_gradient(self, features: Tensor, barycentric_gradient: Tensor) -> Tensor:
+        check_dimension(features.shape[1])
+        gradient = barycentric_gradient.to(features.dtype)
+        return run_kernel("embed_gradient", features.shape, features.numel(), gradient, (features, None))
+
+    def sum_neighbors(self, values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
+        shape = target_features.shape[0], values.shape[1]
+        points = (features, None), (target_features, None)
+        return run_kernel("sum_neighbors", shape, features.shape[0] * shape[0], values, *points, reach)
+
+    def sum_color_grid(self, values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
+        items, channels, *extent = values.shape
+        # with one more channel, the mass
+        shape = items, channels + 1, *extent
+        return run_kernel("sum_color_grid", shape, values.numel(), values, guide, *tables)
+
+    def sum_window(self, values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
+        # not converted before they are known to be small
+        reaches = zip((sigma_y, sigma_x), values.shape[2:], strict=True)
+        taps = math.prod(int(min(reach * sigma, extent)) for sigma, extent in reaches) + 1
+        if guide.shape[1] == 0:
+            # colors that are all alike
+            guide = guide.new_zeros(()).expand(values.shape[0], 1, *values.shape[2:])
+        return run_kernel("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
+
+    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+        dtype, shape = accumulation_dtype(values.dtype), (num_lattice_points, values.shape[1])
+        out, winners = bridge.empty(shape, dtype), bridge.empty(shape, torch.int32)
+        if out.numel() > 0:
+            threads = bridge.threads(vertices.numel() * values.shape[1])
+            core(dtype).splat_largest(values, (vertices, None), written(out), written(winners), threads)
+        return out.to(values.dtype), winners
+
+    def encode(
+        self, positions: Tensor, directions: Tensor | None, table: Tensor, transforms: Tensor, strides: Tensor
+    ) -> Tensor:
+        (points, d), (levels, _, channels), dtype = positions.shape, table.shape, positions.dtype
+        out = bridge.empty((points, levels * channels), dtype)
+        if out.numel() > 0:
+            along = positions.new_empty(0, d) if directions is None else directions
+            threads = bridge.threads(points * levels * (d + 1) * channels)
+            core(dtype).encode(positions, along, table, transforms, strides, written(out), threads)
+        return out.to(table.dtype)
+
+    def encode_backward(
+        self,
+        positions: Tensor,
+        directions: Tensor | None,
+        table: Tensor,
+        gradient: Tensor,
+        transforms: Tensor,
+        strides: Tensor,
+        for_positions: bool,
+        for_table: bool,
+    ) -> tuple[Tensor, Tensor]:
+        (points, d), dtype = positions.shape, positions.dtype
+        to_positions = bridge.empty(positions.shape if for_positions else (0, d), dtype)
+        to_table = bridge.empty(table.shape if for_table else (0, 1, 1), dtype)
+        if points == 0:
+            to_table.zero_()
+        else:
+            along = positions.new_empty(0, d) if directions is None else directions
+            threads = bridge.threads(gradient.numel() * (d + 1))
+            inputs = positions, along, table, gradient, transforms, strides
+            core(dtype).encode_backward(*inputs, written(to_positions), written(to_table), threads)
+        to_table = to_table.to(table.dtype)
+        return to_positions if for_positions else to_positions.view(0), to_table if for_table else to_table.view(0)
+
+    def slice_planes(self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+        dtype, shape = accumulation_dtype(lattice_values.dtype), (lattice_values.shape[1], vertices.shape[0])
+        # Huge pages are not worth their price for a result that the core would not keep. Where free pages are given
+        # back to a host, as in many virtual machines, new huge ones take three times as long as small ones.
+        large = math.prod(shape) * dtype.itemsize > _native.kept_memory_limit()
+        out = torch.empty(shape, dtype=dtype, device=CPU) if large else bridge.empty(shape, dtype)
+        if out.numel() > 0:
+            core(dtype).slice_planes(lattice_values, (vertices, barycentric), written(out), bridge.threads(out.numel()))
+        return out.to(lattice_values.dtype)
+
+    def mean_field(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
+    ) -> tuple[Tensor, Saved]:
+        """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
+        dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
+        energies = contiguous_for_core(energies, dtype)
+        if core(dtype).is_sum_nan(energies, threads):
+            raise energies_error()
+        out = bridge.empty(energies.shape, dtype)
+        if out.numel() == 0:
+            return out, ()
+        field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
+        state = core(dtype).mean_field(*field, as_logits, written(out), threads)
+        return out, tuple(dlpack.from_dlpack(each) for each in state)
+
+    def mean_field_backward(
+        self,
+        gradient: Tensor,
+        inputs: Saved,
+        saved: Saved,
+        needed: Needed,
+        kernels: Sequence[PairwiseTables],
+        steps: int,
+        as_logits: bool,
+    ) -> tuple[Tensor | None, ...]:
+        energies, start, *_ = inputs
+        dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
+        to_energies = bridge.empty(energies.shape, dtype)
+        to_start = None if start is None else bridge.empty(energies.shape, dtype)
+        to_kernels = [
+            torch.empty((1, 1) if kernel.costs is None else kernel.costs.shape, dtype=dtype, device=CPU)
+            for kernel in kernels
+        ]
+        field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
+        results = written(to_energies), None if to_start is None else written(to_start), [*map(written, to_kernels)]
+        core(dtype).mean_field_gradient(*field, saved, gradient, *results, threads)
+        return to_energies, to_start, *to_kernels
+
+
+BACKEND = Native()

@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.utils import dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
-from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.contract import ACCUMULATION
 
 try:
     from permutohedral import _native as _native
 except ImportError as error:
     raise BackendUnavailable(
         f"the compiled core is installed but cannot be loaded: {error}; reinstall permutohedral, or choose "
-        'permutohedral.backends.use("reference")'
+        'permutohedral.backends.set_default("reference")'
     ) from error
 
 to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def limit_kept_memory(setting: str | None = None) -> None:
         return
     if not setting.isdecimal():
         raise InputError(f"{KEPT_MEMORY_VARIABLE} must be a number of megabytes, got {setting!r}")
-    _native.limit_kept_memory(int(setting) << 20)
+    _native.limit_kept_memory(min(int(setting) << 20, sys.maxsize))
 
 
 limit_kept_memory()
@@ -74,7 +74,7 @@ def thread_limit(groups: str = "/sys/fs/cgroup") -> int:
 _MAX_THREADS = thread_limit()
 
 
-class _DlpackModule:
+class _Core:
     """Call functions of the core with tensors, also in tuples and lists, converted to DLPack capsules.
 
     Args:
@@ -83,44 +83,52 @@ class _DlpackModule:
     """
 
     def __init__(self, module: object, dtype: torch.dtype | None) -> None:
-        self._module, self._dtype = module, dtype
+        self.module, self._dtype = module, dtype
 
     def __getattr__(self, name: str) -> Any:
-        found, dtype = getattr(self._module, name), self._dtype
+        found, dtype = getattr(self.module, name), self._dtype
 
         def call(*arguments: Any) -> Any:
             # the core borrows the tensors, which stay alive here until it returns
-            lent: list[Tensor] = []
-            return found(*[_lend(each, dtype, lent) for each in arguments])
+            alive: list[Tensor] = []
+            return found(*_to_capsules(arguments, dtype, alive))
 
         # found without this method from now on
         setattr(self, name, call)
         return call
 
 
-def _lend(argument: Any, dtype: torch.dtype | None, lent: list[Tensor]) -> Any:
-    """Return the capsule of a tensor, which is added to `lent`; tuples become lists, other arguments stay."""
-    if isinstance(argument, Tensor):
-        tensor = plain(argument, dtype)
-        lent.append(tensor)
-        return to_dlpack(tensor)
-    if isinstance(argument, (tuple, list)):
-        return [_lend(each, dtype, lent) for each in argument]
-    return argument
+class Written(tuple[Any]):
+    """The capsule of a buffer that the core writes."""
 
 
-def written(tensor: Tensor) -> tuple[Any]:
+def _to_capsules(arguments: Any, dtype: torch.dtype | None, alive: list[Tensor]) -> list[Any]:
+    """Return the capsules of tensors, which are added to `alive`; tuples become lists, other arguments stay."""
+    capsules = []
+    for each in arguments:
+        if isinstance(each, Tensor):
+            tensor = contiguous_for_core(each, dtype)
+            alive.append(tensor)
+            capsules.append(to_dlpack(tensor))
+        elif isinstance(each, (tuple, list)) and type(each) is not Written:
+            capsules.append(_to_capsules(each, dtype, alive))
+        else:
+            capsules.append(each)
+    return capsules
+
+
+def written(tensor: Tensor) -> Written:
     """Return what the core takes for a buffer that it writes, which the caller keeps alive.
 
     The core raises TypeError if the buffer is not contiguous or has another dtype than the kernel.
     """
-    return (to_dlpack(tensor),)
+    return Written((to_dlpack(tensor),))
 
 
 # the functions of keys and neighbors
-key_core: Any = _DlpackModule(_native, None)
-_float32: Any = _DlpackModule(_native.float32, torch.float32)
-_float64: Any = _DlpackModule(_native.float64, torch.float64)
+key_core: Any = _Core(_native, None)
+_float32: Any = _Core(_native.float32, torch.float32)
+_float64: Any = _Core(_native.float64, torch.float64)
 
 
 def core(dtype: torch.dtype) -> Any:
@@ -128,7 +136,7 @@ def core(dtype: torch.dtype) -> Any:
     return _float64 if dtype == torch.float64 else _float32
 
 
-def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def contiguous_for_core(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the tensor contiguous, detached, without a lazy sign, and in `dtype` if it is floating."""
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -154,34 +162,52 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     return dlpack.from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
 
 
+def run_in_place(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
+    """Return the result of a kernel that works on contiguous rows, which it may overwrite; `by` is contiguous."""
+    rounded = rows.dtype
+    dtype = ACCUMULATION.get(rounded, rounded)
+    module = _native.float64 if dtype is torch.float64 else _native.float32
+    wide, by = rows if dtype is rounded else rows.to(dtype), by.detach().to(dtype)
+    getattr(module, kernel)((to_dlpack(wide),), to_dlpack(by), threads(wide.numel()))
+    return wide if dtype is rounded else wide.to(rounded)
+
+
 def threads(work: int) -> int:
     """Return the number of threads for `work` elements: waking others costs more than a small sum."""
     return min(torch.get_num_threads(), _MAX_THREADS) if work > 1 << 14 else 1
 
 
-def run_kernel(kernel: str, shape: tuple[int, ...] | torch.Size, work: int, first: Tensor, *others: Any) -> Tensor:
+def run_kernel(kernel: str, shape: tuple[int, ...] | torch.Size, work: int, *operands: Any) -> Tensor:
     """Return the result of a kernel that sums products of its operands; without elements the sum is zero.
 
     Args:
         kernel: takes the operands, its result, and the number of threads.
         shape: of the result.
         work: number of elements that are added.
-        first, others: operands; the result is accumulated and rounded according to the dtype of the first.
+        operands: tensors, tuples of tensors or None, and numbers. The result is accumulated and rounded according to
+            the dtype of the first.
     """
-    dtype = accumulation_dtype(first.dtype)
+    rounded = operands[0].dtype
+    dtype = ACCUMULATION.get(rounded, rounded)
+    # every small kernel passes here, so there are no calls of Python in these loops
+    capsules, alive, is_empty = [], [], False
+    for operand in operands:
+        parts = []
+        for part in operand if type(operand) is tuple else (operand,):
+            capsule = part
+            if isinstance(part, Tensor):
+                given, part = part.dtype, part.detach() if part.requires_grad else part  # noqa: PLW2901
+                if not part.is_contiguous() or (given is not dtype and given.is_floating_point) or part.is_neg():
+                    part = contiguous_for_core(part, dtype)  # noqa: PLW2901
+                is_empty = is_empty or part.numel() == 0
+                alive.append(part)
+                capsule = to_dlpack(part)
+            parts.append(capsule)
+        capsules.append(parts if type(operand) is tuple else parts[0])
     out = empty(shape, dtype)
-    if _is_empty((first, *others)):
+    if is_empty:
         out.zero_()
     elif out.numel() > 0:
-        getattr(core(dtype), kernel)(first, *others, written(out), threads(work))
-    return out.to(first.dtype)
-
-
-def _is_empty(operands: tuple[Any, ...]) -> bool:
-    for each in operands:
-        if isinstance(each, Tensor):
-            if each.numel() == 0:
-                return True
-        elif isinstance(each, tuple) and _is_empty(each):
-            return True
-    return False
+        module = _native.float64 if dtype is torch.float64 else _native.float32
+        getattr(module, kernel)(*capsules, (to_dlpack(out),), threads(work))
+    return out if dtype is rounded else out.to(rounded)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
+from nicegui.elements.upload_files import FileUpload
 
 from permutohedral.playground.components import Slider, Viewer
-from permutohedral.playground.controls import Choice, read_in_thread, upload_button
+from permutohedral.playground.controls import Choice, read_upload, upload_button
 from permutohedral.playground.jobs import Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
@@ -83,12 +84,13 @@ class UpsamplePanel(Panel):
 
         self.submit(request)
 
-    async def _take_map(self, name: str, content: bytes) -> None:
-        path = await read_in_thread(self.session.keep_upload, name, content)
-        if path is not None and await read_in_thread(_read_map, path, name, self.photo) is not None:
-            self._map = path, name
+    async def _take_map(self, file: FileUpload) -> None:
+        found = await read_upload(self.session, file, partial(_read_map, photo=self.photo))
+        if found is not None:
+            self._map = found[0], file.name
             self._back.set_visibility(True)
             self.refresh()
+            self.session.keep_upload("map", found[0])
 
     def _drop_map(self, refresh: bool = True) -> None:
         self._map = None

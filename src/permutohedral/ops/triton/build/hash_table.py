@@ -64,9 +64,8 @@ class PackedTable(NamedTuple):
 
     @staticmethod
     def holds(storage: Tensor) -> bool:
-        """Return whether `storage` is such a table, by its size; the other backends pass tables of other sizes."""
-        words = storage.numel() - int(HEADER.value)
-        return words > 0 and words & (words - 1) == 0
+        """Return whether `storage` is a table; the reference, which numbers keys of several words, makes empty ones."""
+        return storage.numel() > 0
 
     @property
     def capacity(self) -> int:
@@ -124,6 +123,9 @@ def home_slot(code, unit, capacity, CORNER_BITS: tl.constexpr, D: tl.constexpr):
 
     One step along the last axis adds one to every coordinate (d+1) q_i + j but the last, which no key holds. So the
     first coordinate gives the place in a group. The rest of it and the differences of the quotients give the group.
+
+    `code` is corner + sum_i q_i 2^(bits below digit i), so with the sum of these powers, the unit, code - q_0 unit has
+    the differences q_i - q_0 as its digits: the same for all vertices on a line along the last axis.
     """
     low = code.to(tl.int32).to(tl.uint32, bitcast=True)
     corner = low & ((1 << CORNER_BITS) - 1)
@@ -167,12 +169,18 @@ def load_number(pointers, lanes, PTX: tl.constexpr):
             pack=1,
         )
     else:
-        return tl.load(pointers, mask=lanes, other=EMPTY)
+        # volatile, so that it is not moved out of the loop that waits for the number
+        return tl.load(pointers, mask=lanes, other=EMPTY, volatile=True)
 
 
 @triton.jit
 def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
-    """Store scattered int64 values; with PTX without moving them between threads first."""
+    """Store scattered int64 values; with PTX without moving them between threads first.
+
+    A plain store suffices for a row number. Only the thread that made the slot writes it, an aligned word is never
+    torn, and the number is the whole message: readers wait until it is not zero, with relaxed loads, and read no other
+    memory because of it.
+    """
     if PTX:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.b32 $0, 0; }",

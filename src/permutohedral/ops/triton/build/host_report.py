@@ -48,7 +48,7 @@ class _Scratch(threading.local):
     def on(self, device: torch.device) -> tuple[Tensor, Any]:
         """Return the words and a NumPy view of them."""
         if device.index not in self.memory:
-            words = torch.empty(len(Report._fields), dtype=torch.int64)
+            words = torch.empty(len(Report._fields), dtype=torch.int64, device="cpu")
             words = words.pin_memory() if device.type == "cuda" else words
             self.memory[device.index] = words, words.numpy()
         return self.memory[device.index]

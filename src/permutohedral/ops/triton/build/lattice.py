@@ -7,7 +7,7 @@ the wait ends.
 
 `insert_and_wait` is the only code that waits for the device. The host queues the insertion, its report, and the work
 that follows (`ahead`), with room for as many lattice points as most point sets need. The device reads the true number
-itself. Then the host polls the report. `build_tables` retries points that do not fit the first table, whose size
+itself. Then the host polls the report. `insert_with_retry` retries points that do not fit the first table, whose size
 follows from the number of points.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from permutohedral.errors import MemoryLimitError
 from permutohedral.ops import reference
-from permutohedral.ops.contract import Declined, check_items, key_limit, range_error
+from permutohedral.ops.contract import check_items, key_limit, range_error
 from permutohedral.ops.triton.build.embedding import (
     LARGEST_TILE_DIMENSION,
     find_simplex,
@@ -378,6 +378,7 @@ class Insertion(NamedTuple):
         vertices: int32 `[points, d + 1]`, corner by corner in memory; between levels `[points, 2]`.
         barycentric: `[points, d + 1]`, corner by corner in memory.
         dimension: d.
+        by_range: whether coordinates have as many bits as their range needs; codes then cannot be searched for.
     """
 
     table: PackedTable
@@ -385,6 +386,7 @@ class Insertion(NamedTuple):
     vertices: Tensor
     barycentric: Tensor
     dimension: int
+    by_range: bool = False
 
 
 def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_range: bool) -> Insertion:
@@ -413,7 +415,7 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
     blocks = cdiv(points, INSERT_BLOCK)
     parts = max(min(blocks // _BLOCKS_OF_A_PART, _PARTS if d <= 3 else _FEWER_PARTS), 1)
     variant((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
-    return Insertion(table, codes, vertices, barycentric, d)
+    return Insertion(table, codes, vertices, barycentric, d, by_range)
 
 
 def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, pairs: TapPairs | None = None) -> None:
@@ -446,29 +448,27 @@ def expected_rows(points: int, dimension: int) -> int:
 
 
 def insert_and_wait(
-    insert: Callable[[], Insertion], ahead: Callable[[Insertion], Ahead] | None, device: torch.device
+    insert: Callable[[], Insertion], speculate: Callable[[Insertion], Ahead] | None, device: torch.device
 ) -> tuple[Insertion, Report, Ahead | None]:
-    """Queue an insertion, its report and the work `ahead`, if any; wait for the report."""
+    """Queue an insertion, its report and the work `speculate`, if any; wait for the report."""
     insertion = insert()
     with HostReport(device) as report:
         report.write(insertion.table)
-        done = None if ahead is None else ahead(insertion)
+        done = None if speculate is None else speculate(insertion)
         return insertion, report.read(), done
 
 
-def build_tables(
+def insert_with_retry(
     features: Tensor,
     batch: Tensor | None,
-    ahead: Callable[[Insertion], Ahead],
-    retry: bool = False,
+    speculate: Callable[[Insertion], Ahead | None],
 ) -> tuple[Insertion, int, Ahead | None] | None:
-    """Insert all points, and run `ahead` before waiting; None if they do not fit a table of packed keys.
+    """Insert all points, and run `speculate` before waiting; None if they do not fit a table of packed keys.
 
     Args:
         features, batch: see `index_points`; at least one point.
-        ahead: queues work on the insertion, whose number of lattice points is not known yet.
-        retry: try a larger table, and bits by the range of the data. Without it codes have equal bits per coordinate,
-            and features must have at most `LARGEST_EVEN_DIMENSION` dimensions.
+        speculate: queues work on the insertion, whose number of lattice points is not known yet. It runs again if a
+            larger table, or bits by the range of the data, are needed.
 
     Raises:
         FeatureRangeError: a feature has no key.
@@ -477,7 +477,7 @@ def build_tables(
 
     Returns:
         The insertion, in deterministic mode numbered in the order of the codes; the number of lattice points; the
-        result of `ahead`, None in deterministic mode.
+        result of `speculate`, None in deterministic mode.
     """
     features = rows_contiguous(features)
     (points, d), exact = features.shape, torch.are_deterministic_algorithms_enabled()
@@ -489,7 +489,7 @@ def build_tables(
 
     while True:
         # in deterministic mode rows are renumbered after the report
-        insertion, report, done = insert_and_wait(attempt, None if exact else ahead, features.device)
+        insertion, report, done = insert_and_wait(attempt, None if exact else speculate, features.device)
         if report.bad_feature:
             if batch is not None:
                 check_items(batch)
@@ -498,7 +498,7 @@ def build_tables(
             number = report.num_lattice_points
             return renumber(insertion, number) if exact else insertion, number, done
         largest = capacity_for(points * (d + 1))
-        if not retry or (by_range if report.no_room else capacity >= largest):
+        if by_range if report.no_room else capacity >= largest:
             return None
         if report.no_room:
             by_range = True
@@ -526,9 +526,9 @@ def renumber_rows_kernel(
     table, codes, order, new_codes, new_number, num_rows, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give row `order[i]` the number i."""
+    """Give row `order[i]` the number i, up to the number of lattice points."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = number < num_rows
+    inside = number < tl.minimum(num_rows.to(tl.int64), tl.load(table + COUNT))
     old = tl.load(order + number, mask=inside, other=0)
     code = tl.load(codes + old, mask=inside, other=0)
     tl.store(new_codes + number, code, mask=inside)
@@ -539,27 +539,32 @@ def renumber_rows_kernel(
     tl.store(entry_of(table, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=inside[None, :])
 
 
-@kernel(sizes=["num_points", "corner_stride"])
-def renumber_vertices_kernel(vertices, new_number, num_points, corner_stride, BLOCK: tl.constexpr):
-    """Renumber one corner of a block of points."""
+@kernel(sizes=["num_points", "corner_stride", "num_rows"])
+def renumber_vertices_kernel(vertices, new_number, num_points, corner_stride, num_rows, BLOCK: tl.constexpr):
+    """Renumber one corner of a block of points; corners beyond `num_rows` stay as they are."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
     place = vertices + tl.program_id(1).to(tl.int64) * corner_stride + point
     vertex = tl.load(place, mask=inside, other=0)
+    inside = inside & (vertex < num_rows)
     tl.store(place, tl.load(new_number + vertex, mask=inside, other=0), mask=inside)
 
 
 def renumber(insertion: Insertion, num: int) -> Insertion:
-    """Assign numbers to the rows in the order of their codes, which does not depend on scheduling."""
+    """Assign numbers to the rows in the order of their codes, which does not depend on scheduling.
+
+    Of `num` rows, those beyond the number of lattice points follow in any order.
+    """
     table, vertices = insertion.table, insertion.vertices
     device, d = vertices.device, insertion.dimension
-    order = torch.sort(insertion.codes[:num]).indices
+    is_unused = torch.arange(num, device=device) >= table.storage[COUNT.value]
+    order = torch.sort(insertion.codes[:num].masked_fill(is_unused, torch.iinfo(torch.int64).max)).indices
     codes = torch.empty(num, dtype=torch.int64, device=device)
-    new_number = torch.empty(num, dtype=torch.int32, device=device)
+    new_number = torch.zeros(num, dtype=torch.int32, device=device)
     tensors = table.storage, insertion.codes, order, codes, new_number
     renumber_rows_kernel[d.bit_length(), HAS_PTX, d, 256]((cdiv(num, 256), 1, 1), tensors, (num, table.capacity))
     (points, corners), stride = vertices.shape, vertices.stride(1)
-    renumber_vertices_kernel[1024,]((cdiv(points, 1024), corners, 1), (vertices, new_number), (points, stride))
+    renumber_vertices_kernel[1024,]((cdiv(points, 1024), corners, 1), (vertices, new_number), (points, stride, num))
     return insertion._replace(codes=codes)
 
 
@@ -652,26 +657,35 @@ def index_points(features: Tensor, batch: Tensor | None) -> Indexed:
 
     is_small = points <= MOST_POINTS_AHEAD
     if points > 0 and d <= LARGEST_TILE_DIMENSION:
-        built = build_tables(features, batch, unpack_ahead, retry=True)
+        built = insert_with_retry(features, batch, unpack_ahead)
         if built is not None:
             return finish(*built)
     return index_unpacked(features, batch)
 
 
+def ahead_blocker(features: Tensor, taps: int) -> str | None:
+    """Return the reason that neighbors cannot be looked up ahead, or None."""
+    (points, d), rows = features.shape, expected_rows(*features.shape)
+    is_small = 0 < points <= MOST_POINTS_AHEAD and taps * rows <= _MOST_NEIGHBORS_AHEAD
+    if is_small and d <= LARGEST_EVEN_DIMENSION and not torch.are_deterministic_algorithms_enabled():
+        return None
+    return (
+        f"neighbors are looked up ahead for at most {LARGEST_EVEN_DIMENSION} dimensions, {MOST_POINTS_AHEAD:,} "
+        f"points and {_MOST_NEIGHBORS_AHEAD:,} neighbors, and never in deterministic mode"
+    )
+
+
 @on_device
 def index_with_neighbors(
     features: Tensor, batch: Tensor | None, offsets: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | Declined:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Run `index_with_neighbors`; None if keys do not fit one word."""
     (points, d), taps = features.shape, offsets.shape[0]
     rows = expected_rows(points, d)
-    is_small = 0 < points <= MOST_POINTS_AHEAD and taps * rows <= _MOST_NEIGHBORS_AHEAD
-    if not is_small or d > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
-        return Declined(
-            f"neighbors are looked up ahead for at most {LARGEST_EVEN_DIMENSION} dimensions, {MOST_POINTS_AHEAD:,} "
-            f"points and {_MOST_NEIGHBORS_AHEAD:,} neighbors, and never in deterministic mode"
-        )
 
-    def search_ahead(insertion: Insertion) -> tuple[Tensor, PackedTable, Tensor]:
+    def search_ahead(insertion: Insertion) -> tuple[Tensor, PackedTable, Tensor] | None:
+        if insertion.by_range:
+            return None
         neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
         # most lattices have fewer rows
         partners = pair_taps(offsets) if is_worth_pairing(taps, rows // 4) else None
@@ -679,15 +693,14 @@ def index_with_neighbors(
         search_into(neighbors, table, insertion.codes, offsets, True, partners is not None, partners)
         return keys, table, neighbors
 
-    built = build_tables(features, batch, search_ahead)
+    built = insert_with_retry(features, batch, search_ahead)
     if built is None:
-        return Declined("the lattice exceeds the first hash table")
+        return None
     insertion, number, ahead = built
-    assert ahead is not None
-    keys, table, neighbors = ahead
-    if number > rows:
+    if ahead is None or number > rows:
         keys, vertices, barycentric, storage = finish(insertion, number)
         return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
+    keys, table, neighbors = ahead
     neighbors = neighbors.as_strided((taps, number), (number, 1))
     return _shorten(keys, number), insertion.vertices, insertion.barycentric, table.storage, neighbors
 
@@ -700,15 +713,20 @@ def index_points_bounded(
     points, d = features.shape
     # no table that could fill up, since the host does not wait for a report
     insertion = insert_points(rows_contiguous(features), batch, capacity_for(points * (d + 1)), False)
-    keys, number = unpack_bounded(insertion, rows)
+    insertion, keys, number = unpack_bounded(insertion, rows)
     vertices = insertion.vertices.clamp_(max=rows - 1)
     return keys, vertices, insertion.barycentric, insertion.table.storage, number
 
 
-def unpack_bounded(insertion: Insertion, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the keys of `rows` rows, -1 in those without a lattice point, and the number of lattice points."""
+def unpack_bounded(insertion: Insertion, rows: int) -> tuple[Insertion, Tensor, Tensor]:
+    """Return the insertion, renumbered in deterministic mode, keys of `rows` rows, and the number of lattice points.
+
+    The keys of rows without a lattice point are -1.
+    """
     storage, d = insertion.table.storage, insertion.dimension
+    if torch.are_deterministic_algorithms_enabled():
+        insertion = renumber(insertion, insertion.table.capacity)
     keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=storage.device)
     unpack_keys(insertion, keys, insertion.table)
     failed = storage[BAD_FEATURE.value : FULL.value + 1].amax()
-    return keys, storage[COUNT.value : COUNT.value + 1] + failed * _FAILED
+    return insertion, keys, storage[COUNT.value : COUNT.value + 1] + failed * _FAILED

@@ -161,5 +161,5 @@ def _insert_parents(keys: Tensor, table: PackedTable) -> Insertion:
 @on_device
 def coarsen_keys_bounded(keys: Tensor, table: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     insertion = _insert_parents(keys, PackedTable(table))
-    coarse_keys, number = unpack_bounded(insertion, rows)
+    insertion, coarse_keys, number = unpack_bounded(insertion, rows)
     return coarse_keys, insertion.vertices, insertion.table.storage, number

@@ -8,7 +8,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.contract import Declined
 from permutohedral.ops.triton.kernel import cdiv, kernel, on_device
 
 _BLOCK = 1024
@@ -16,13 +15,15 @@ _BLOCK = 1024
 
 @kernel(sizes=[
     "height", "width", "blocks", "image_stride", "channel_stride", "row_stride", "column_stride", "sigma_space",
-    "sigma_color",
+    "sigma_color", "shift",
 ])  # fmt: skip
 def picture_features_kernel(
     guide, features, height, width, blocks, image_stride, channel_stride, row_stride, column_stride,
-    sigma_space, sigma_color, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    sigma_space, sigma_color, shift, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
+
+    `shift` is added to all.
 
     A program computes a block of the numbers of one image row, which has `blocks` of them. A thread has some of these,
     so that neighboring threads store to neighboring places.
@@ -39,20 +40,27 @@ def picture_features_kernel(
     sigma = tl.where(column < 2, sigma_space, sigma_color).to(tl.float32)
     # rounded to nearest, as torch divides on the CPU; Triton's own division is not
     quotient = tl.div_rn(feature, sigma)
-    tl.store(features + row.to(tl.int64) * width * (2 + CHANNELS) + number, quotient, mask=inside)
+    tl.store(features + row.to(tl.int64) * width * (2 + CHANNELS) + number, quotient + shift, mask=inside)
+
+
+def features_blocker(
+    guide: Tensor, sigma_space: Sequence[float | Tensor], sigma_color: Sequence[float] | Tensor, origin: Sequence[int]
+) -> str | None:
+    """Return the reason that `picture_features` cannot run, or None."""
+    # a kernel takes numbers of 32 bits
+    if guide.dtype == torch.float64:
+        return "the kernel has no double precision"
+    if len(origin) != 2 or any(origin):
+        return "the kernel takes whole images of two axes"
+    if isinstance(sigma_space[0], Tensor) or isinstance(sigma_color, Tensor):
+        return "the bandwidths are tensors"
+    if len(set(sigma_space)) != 1 or len(set(sigma_color)) != 1:
+        return "the kernel takes one bandwidth over positions and one over colors"
+    return None
 
 
 @on_device
-def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_color: Sequence[float], origin: Sequence[int]
-) -> Tensor | Declined:
-    # a kernel takes numbers of 32 bits
-    if guide.dtype == torch.float64:
-        return Declined("the kernel has no double precision")
-    if len(origin) != 2 or any(origin):
-        return Declined("the kernel takes whole images of two axes")
-    if len(set(sigma_space)) != 1 or len(set(sigma_color)) != 1:
-        return Declined("the kernel takes one bandwidth over positions and one over colors")
+def picture_features(guide: Tensor, sigma_space: float, sigma_color: float, shift: float) -> Tensor:
     *leading, channels, height, width = guide.shape
     features = torch.empty(*leading, height * width, 2 + channels, dtype=torch.float32, device=guide.device)
     if features.numel():
@@ -61,6 +69,6 @@ def picture_features(
         strides = images.stride() if images.dim() == 4 else (0, *images.stride())
         blocks = cdiv(width * (2 + channels), _BLOCK)
         programs = features.numel() // (width * (2 + channels)) * blocks
-        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_color[0])
+        sizes = height, width, blocks, *strides, sigma_space, sigma_color, shift
         picture_features_kernel[channels, _BLOCK]((programs, 1, 1), (images, features), sizes)
     return features

@@ -22,10 +22,12 @@ def sum_window_kernel(
     values, guide, offsets, squares, output, num_taps, height, width,
     CHANNELS: tl.constexpr, GUIDES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    item = tl.program_id(2).to(tl.int64)
     plane = tl.cast(height, tl.int64) * width
+    # items are on the first axis of the grid: the others have at most 65,535 programs
+    blocks = tl.cdiv(plane, BLOCK)
+    item = tl.program_id(0) // blocks
+    pixel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     y, x, here = (pixel // width).to(tl.int32), (pixel % width).to(tl.int32), pixel < plane
     known = (channel < CHANNELS)[None, :]
     part = tl.arange(0, BLOCK_G)
@@ -82,10 +84,10 @@ def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, re
     extents = window_extents(sigma_y, sigma_x, reach, height, width)
     rows = range(1 - len(extents), len(extents))
     taps = [(dy, dx) for dy in rows for dx in range(-extents[abs(dy)], extents[abs(dy)] + 1)]
+    squares = [(dy / sigma_y) ** 2 + (dx / sigma_x) ** 2 for dy, dx in taps]
+    grid = cdiv(height * width, _PIXELS) * items, cdiv(channels, _CHANNELS), 1
     offsets = torch.tensor(taps, dtype=torch.int32, device=values.device)
-    squares = (offsets.double() / offsets.new_tensor([sigma_y, sigma_x], dtype=torch.float64)).square().sum(dim=1)
-    grid = cdiv(height * width, _PIXELS), cdiv(channels, _CHANNELS), items
-    tensors = values.contiguous(), guide.contiguous(), offsets, squares.to(values.dtype), output
+    tensors = values.contiguous(), guide.contiguous(), offsets, values.new_tensor(squares), output
     variant = sum_window_kernel[channels, guide.shape[1], _PIXELS, _CHANNELS, power_of_two(guide.shape[1])]
     variant(grid, tensors, (len(taps), height, width))
     return output

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import SMALLEST_MASS, Declined, blur_gain
+from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
+from permutohedral.ops.triton.build.hash_table import PackedTable
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
     Insertion,
-    build_tables,
     expected_rows,
+    finish,
+    insert_with_retry,
 )
 from permutohedral.ops.triton.build.neighbors import search_into, search_packed
 from permutohedral.ops.triton.filter.blur import blur_rows
@@ -80,13 +82,19 @@ def filter_gaussian(
     return output
 
 
-@on_device
-def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | Declined:
-    points, d = features.shape
-    if d > LARGEST_EVEN_DIMENSION:
-        return Declined(f"the kernels take at most {LARGEST_EVEN_DIMENSION} dimensions, got {d}")
+def points_blocker(dimension: int) -> str | None:
+    """Return the reason that `filter_points` cannot run, or None."""
+    if dimension > LARGEST_EVEN_DIMENSION:
+        return f"the kernels take at most {LARGEST_EVEN_DIMENSION} dimensions, got {dimension}"
     if torch.are_deterministic_algorithms_enabled():
-        return Declined("atomic additions have no fixed order, and deterministic algorithms are enabled")
+        return "atomic additions have no fixed order, and deterministic algorithms are enabled"
+    return None
+
+
+@on_device
+def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor | None:
+    """Run `filter_points`; None if keys do not fit one word."""
+    points, d = features.shape
     rows, is_small = expected_rows(points, d), points <= MOST_POINTS_AHEAD
 
     def filter_ahead(insertion: Insertion) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -95,7 +103,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         # images have one channel after another in memory, and so does their result
         output = torch.empty_like(values) if values.stride() == (1, points) else values.new_empty(values.shape)
         offsets = axis_offsets(d, features.device)
-        if not is_small:
+        if not is_small or insertion.by_range:
             return output, offsets, splat_sums(_some_channels(values, 0), vertices, barycentric, rows, 1)
         neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=features.device)
         search_into(neighbors, insertion.table, insertion.codes, offsets, True, False)
@@ -103,15 +111,19 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         _filter(output, values, tables, insertion.table.storage)
         return output, offsets, None
 
-    built = build_tables(features, batch, filter_ahead)
+    built = insert_with_retry(features, batch, filter_ahead)
     if built is None:
-        return Declined("the lattice exceeds the first hash table")
+        return None
     insertion, number, ahead = built
     assert ahead is not None
     output, offsets, sums = ahead
-    if number > rows or not is_small:
+    if number > rows or not is_small or insertion.by_range:
         vertices, barycentric = insertion.vertices, insertion.barycentric
-        neighbors = search_packed(insertion.table, insertion.codes, number, offsets, True)
+        table, targets = insertion.table, insertion.codes
+        if insertion.by_range:
+            targets, _, _, storage = finish(insertion, number)
+            table = PackedTable(storage)
+        neighbors = search_packed(table, targets, number, offsets, True)
         known = None if sums is None or number > rows else sums[:number]
         _filter(output, values, (vertices, barycentric, neighbors, vertices, barycentric), sums=known)
     return output

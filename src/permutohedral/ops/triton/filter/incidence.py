@@ -230,7 +230,7 @@ def place_rows(counts: Tensor, starts: Tensor) -> Launch:
     return place_rows_kernel[_ROW_BLOCK,], (cdiv(rows, _ROW_BLOCK), 1, 1), (counts, starts), (rows,)
 
 
-def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence:
+def build_incidence(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence:
     """List the points at each of the first `num_rows` lattice points; in their order in deterministic mode.
 
     Args:
@@ -272,8 +272,8 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
 _LISTED: WeakKeyDictionary[Simplices, tuple[tuple[int, bool], Incidence]] = WeakKeyDictionary()
 
 
-def list_of(simplices: Simplices) -> Incidence:
-    """Return `list_corners` of all points of a lattice, cached with the lattice for all layers and steps.
+def cached_incidence(simplices: Simplices) -> Incidence:
+    """Return `build_incidence` of all points of a lattice, cached with the lattice for all layers and steps.
 
     Another stream would not wait until it is written, and makes another list.
     """
@@ -281,17 +281,17 @@ def list_of(simplices: Simplices) -> Incidence:
     on_gpu = vertices.is_cuda
     if simplices.bounded or (on_gpu and torch.cuda.is_current_stream_capturing()):
         # a CUDA graph may overwrite such tables
-        return list_corners(vertices, barycentric, rows)
+        return build_incidence(vertices, barycentric, rows)
     stream = stream_of(vertices.get_device()) if on_gpu else 0
     made_for, known = (stream, torch.are_deterministic_algorithms_enabled()), _LISTED.get(simplices)
     if known is None or known[0] != made_for:
         # later calls may need gradients
         with torch.inference_mode(False), torch.no_grad():
-            known = _LISTED[simplices] = made_for, list_corners(vertices, barycentric, rows)
+            known = _LISTED[simplices] = made_for, build_incidence(vertices, barycentric, rows)
     return known[1]
 
 
-def is_worth_listing(points: int, channels: int) -> bool:
+def prefers_gather(points: int, channels: int) -> bool:
     """Return whether gathering is faster than adding, or required to be repeatable to the last bit."""
     if points >= _MANY_POINTS and channels >= _MANY_CHANNELS:
         return True

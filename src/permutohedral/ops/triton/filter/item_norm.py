@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.contract import Declined, ItemsNorm, Needed, Saved, accumulation_dtype
+from permutohedral.ops.contract import Needed, Saved, accumulation_dtype
+from permutohedral.ops.items import ItemsNorm
 from permutohedral.ops.triton.kernel import Kernel, Variant, kernel, on_device, power_of_two
 
 # sums of groups are taken over tiles [channels, channels]
@@ -227,19 +228,17 @@ def _variant(of: Kernel, ordered: bool, channels: int, chunks: int, *constants: 
 
 
 @on_device
-def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm) -> tuple[Tensor, Saved] | Declined:
+def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm) -> tuple[Tensor, Saved]:
     channels, device, dtype = values.shape[1], values.device, accumulation_dtype(values.dtype)
-    if channels > MOST_CHANNELS:
-        return Declined(f"the kernels normalize at most {MOST_CHANNELS} channels, got {channels}")
-    rows, width = norm.rows, channels // norm.groups
-    values, items, chunks = values.contiguous(), rows.items, _chunks(rows.items)
+    (order, starts), items, width = norm.rows.sorted, norm.rows.items, channels // norm.groups
+    values, chunks = values.contiguous(), _chunks(items)
     sums = torch.empty(2, items, chunks, channels, dtype=dtype, device=device)
     statistics = torch.empty(items, 2, channels, dtype=dtype, device=device)
     output = torch.empty_like(values)
-    order = rows.starts if rows.order is None else rows.order
-    configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    _variant(sum_values_kernel, *configuration)(grid, (values, order, rows.starts, sums), ())
-    tensors = values, weight.contiguous(), bias.contiguous(), order, rows.starts, sums, statistics, output
+    configuration, grid = (order is not None, channels, chunks), (items, chunks, 1)
+    order = starts if order is None else order
+    _variant(sum_values_kernel, *configuration)(grid, (values, order, starts, sums), ())
+    tensors = values, weight.contiguous(), bias.contiguous(), order, starts, sums, statistics, output
     _variant(normalize_items_kernel, *configuration, width, norm.eps, norm.relu)(grid, tensors, ())
     return output, (statistics,)
 
@@ -250,13 +249,13 @@ def normalize_items_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     (values, *affine), (statistics,) = inputs, saved
     values, gradient, channels = values.contiguous(), gradient.contiguous(), values.shape[1]
-    rows, width = norm.rows, channels // norm.groups
-    items, chunks = rows.items, _chunks(rows.items)
+    (order, starts), items, width = norm.rows.sorted, norm.rows.items, channels // norm.groups
+    chunks = _chunks(items)
     sums = torch.empty(2, items, chunks, channels, dtype=statistics.dtype, device=values.device)
     output, of_affine = torch.empty_like(values), affine[0].new_empty(2, channels)
-    order = rows.starts if rows.order is None else rows.order
-    configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    summed = gradient, values, *(each.contiguous() for each in affine), order, rows.starts, statistics, sums
+    configuration, grid = (order is not None, channels, chunks), (items, chunks, 1)
+    order = starts if order is None else order
+    summed = gradient, values, *(each.contiguous() for each in affine), order, starts, statistics, sums
     _variant(sum_gradients_kernel, *configuration, norm.relu)(grid, summed, ())
     variant = _variant(differentiate_norm_kernel, *configuration, width, norm.relu)
     variant(grid, (*summed, output, of_affine), ())

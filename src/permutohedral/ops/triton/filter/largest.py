@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.filter.incidence import list_corners
+from permutohedral.ops.triton.filter.incidence import build_incidence
 from permutohedral.ops.triton.kernel import WIDEST_TILE, kernel, on_device, power_of_two, rows_contiguous
 
 # lattice points of a program, which takes as long as the one with the most points
@@ -86,7 +86,7 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     values = rows_contiguous(values)
     # the weights do not matter: a single one is read
     weights = values.new_zeros((1, 1), dtype=torch.float32).expand(vertices.shape)
-    starts, counts, points, _ = list_corners(vertices, weights, num_lattice_points)
+    starts, counts, points, _ = build_incidence(vertices, weights, num_lattice_points)
     crowded = vertices.numel() >= _ENTRIES * num_lattice_points
     blocks = (_ENTRIES, 1) if crowded else (1, _ROWS)
     block_c = min(power_of_two(shape[1]), WIDEST_TILE)

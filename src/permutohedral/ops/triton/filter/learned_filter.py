@@ -10,7 +10,7 @@ from permutohedral.ops.contract import FilterTables, Needed, Saved, accumulation
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, float32_precision, uses_scaled_fp16
-from permutohedral.ops.triton.filter.incidence import Incidence, is_worth_listing, list_of, splat_listed
+from permutohedral.ops.triton.filter.incidence import Incidence, cached_incidence, prefers_gather, splat_listed
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import normalize, splat_into
 from permutohedral.ops.triton.filter.weight_gradient import scaled_fp16_gradients, weight_gradient
@@ -71,8 +71,8 @@ def _splat(values: Tensor, at: Simplices, by_density: bool) -> tuple[Tensor, Ten
     """Return lattice values, the density they were divided by or None, and the list of points or None."""
     (points, channels), dtype, rows = values.shape, values.dtype, at.keys.shape[0]
     wide = accumulation_dtype(dtype)
-    if is_worth_listing(points, channels):
-        incidence = list_of(at)
+    if prefers_gather(points, channels):
+        incidence = cached_incidence(at)
         density = torch.empty(rows, dtype=wide, device=values.device) if by_density else None
         return splat_listed(values, incidence, dtype, density=density), density, incidence
     # the density is the last channel
@@ -83,9 +83,9 @@ def _splat(values: Tensor, at: Simplices, by_density: bool) -> tuple[Tensor, Ten
 
 @on_device
 def filter_learned_backward(
-    gradient: Tensor, inputs: Saved, saved: Saved, wanted: Needed, tables: FilterTables
+    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, tables: FilterTables
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if not (wanted[0] or wanted[1]):
+    if not (needed[0] or needed[1]):
         return None, None, sum_rows(gradient)
     (lattice_values, density, *listed), weight, groups = saved, inputs[1], tables.groups
     source, neighbors, precision = tables.source, tables.neighbors.contiguous(), float32_precision(weight.dtype)
@@ -93,26 +93,26 @@ def filter_learned_backward(
         at_targets = splat_listed(gradient, Incidence(*listed), gradient.dtype)
     else:
         at_targets = _splat(gradient, tables.target, False)[0]
-    at_sources = to_weight = None
-    to_bias = sum_rows(gradient) if wanted[2] else None
+    at_sources = filter_gradient = None
+    bias_gradient = sum_rows(gradient) if needed[2] else None
     is_scaled = uses_scaled_fp16(precision, weight.shape[1], gradient.shape[1] // groups, True)
-    if wanted[0] and wanted[1] and is_scaled and groups == 1:
+    if needed[0] and needed[1] and is_scaled and groups == 1:
         reverse = _reverse_neighbors(tables)
-        at_sources, to_weight = scaled_fp16_gradients(
+        at_sources, filter_gradient = scaled_fp16_gradients(
             lattice_values, weight, at_targets, neighbors, reverse, tables.opposite
         )
     else:
-        if wanted[1]:
-            to_weight = weight_gradient(lattice_values, at_targets, neighbors, groups, precision)
-        if wanted[0]:
+        if needed[1]:
+            filter_gradient = weight_gradient(lattice_values, at_targets, neighbors, groups, precision)
+        if needed[0]:
             reverse = _reverse_neighbors(tables)
             at_sources = convolve_adjoint(at_targets, weight, reverse, tables.opposite, groups, precision)
     if at_sources is None:
-        return None, to_weight, to_bias
-    to_values = gradient.new_empty(source.vertices.shape[0], at_sources.shape[1])
+        return None, filter_gradient, bias_gradient
+    values_gradient = gradient.new_empty(source.vertices.shape[0], at_sources.shape[1])
     # weight / density is at most 1, while gradient / density may exceed the range of 16 bits
-    slice_into(to_values, at_sources, source.vertices, source.barycentric, divisors=density)
-    return to_values, to_weight, to_bias
+    slice_into(values_gradient, at_sources, source.vertices, source.barycentric, divisors=density)
+    return values_gradient, filter_gradient, bias_gradient
 
 
 def _reverse_neighbors(tables: FilterTables) -> Tensor:

@@ -23,13 +23,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from permutohedral.ops.contract import SMALLEST_MASS, Declined, Needed, PairwiseTables, Saved
+from permutohedral.ops.contract import SMALLEST_MASS, Needed, PairwiseTables, Saved, number_of
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
 from permutohedral.ops.triton.filter.incidence import (
     Incidence,
+    build_incidence,
     gather_into,
     gather_into_both,
-    list_corners,
     place_rows,
     store_entry,
 )
@@ -220,7 +220,7 @@ def _find_weights(kernels: Sequence[PairwiseTables], listed: bool) -> list[Field
         source, target = (output if power > 0 else each.barycentric for power in (each.source_power, each.target_power))
         incidence = Incidence(own.starts, own.counts, own.points, own.entry_weights) if atomic else None
         if exact and listed:
-            incidence = list_corners(each.vertices, source, each.axis_neighbors.shape[1])
+            incidence = build_incidence(each.vertices, source, each.axis_neighbors.shape[1])
         found.append(FieldWeights(source, target, incidence))
     return found
 
@@ -362,7 +362,7 @@ def _weighted_kernels(kernels: Sequence[PairwiseTables], labels: int, steps: int
     listed = (steps > 1 and labels > _NARROW) or torch.are_deterministic_algorithms_enabled()
     found = []
     for tables, weights in zip(kernels, _find_weights(kernels, listed), strict=True):
-        weighted = WeightedKernel(tables, weights, float(tables.factor))
+        weighted = WeightedKernel(tables, weights, number_of(tables.factor))
         if weights.target.dtype == torch.float64:
             # kernels take numbers of 32 bits
             weighted = WeightedKernel(tables, weights._replace(target=weights.target * weighted.factor), 1.0)
@@ -539,7 +539,7 @@ def _adjoint(weighted: WeightedKernel) -> WeightedKernel:
     """Return the kernel from its targets to its sources."""
     tables, (source, target, incidence), factor = weighted
     if incidence is not None and source is not target:
-        incidence = list_corners(tables.vertices, target, tables.axis_neighbors.shape[1])
+        incidence = build_incidence(tables.vertices, target, tables.axis_neighbors.shape[1])
     costs = None if tables.costs is None else tables.costs.T
     return WeightedKernel(tables._replace(costs=costs), FieldWeights(target, source, incidence), factor)
 
@@ -562,18 +562,23 @@ def _planes(rows: Tensor, shape: torch.Size) -> Tensor:
     return rows[:, :labels].reshape(items, points, labels).transpose(1, 2).contiguous()
 
 
+def field_blocker(energies: Tensor, dtype: torch.dtype, as_logits: bool) -> str | None:
+    """Return the reason that `mean_field` cannot run, or None."""
+    if energies.shape[1] > _MOST_LABELS:
+        return f"the kernels take at most {_MOST_LABELS} labels, got {energies.shape[1]}"
+    if energies.numel() == 0:
+        return "there are no points"
+    if as_logits and dtype == torch.float64:
+        return "the kernels have no gradients in double precision"
+    return None
+
+
 @on_device
 def mean_field(
     energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-) -> tuple[Tensor, Saved] | Declined:
+) -> tuple[Tensor, Saved]:
     """Run all steps; with logits also return the tensors of a `SavedField`, which their gradient needs."""
     labels, dtype = energies.shape[1], kernels[0].barycentric.dtype
-    if labels > _MOST_LABELS:
-        return Declined(f"the kernels take at most {_MOST_LABELS} labels, got {labels}")
-    if energies.numel() == 0:
-        return Declined("there are no points")
-    if as_logits and dtype == torch.float64:
-        return Declined("the kernels have no gradients in double precision")
     if steps == 0:
         planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
         _begin(planes, planes, energies.contiguous())
@@ -591,31 +596,31 @@ def mean_field(
 def mean_field_backward(
     gradient: Tensor,
     inputs: Saved,
-    tensors: Saved,
+    saved: Saved,
     needed: Needed,
     kernels: Sequence[PairwiseTables],
     steps: int,
     as_logits: bool,
 ) -> tuple[Tensor | None, ...]:
     energies, start, *_ = inputs
-    saved: SavedField = tree_unflatten(tensors[1:], tensors[0])
+    states: SavedField = tree_unflatten(saved[1:], saved[0])
     items, labels, points = energies.shape
-    rows = saved.scores.new_zeros(items * points, _row_width(labels))
+    rows = states.scores.new_zeros(items * points, _row_width(labels))
     rows[:, :labels] = gradient.transpose(1, 2).reshape(items * points, labels)
     totals, marginals = rows.clone(), torch.empty_like(rows)
-    adjoint = [_adjoint(each) for each in saved.kernels]
+    adjoint = [_adjoint(each) for each in states.kernels]
     splats, room = _splat_all(adjoint, rows)
     blurs, gradients = _blur_all(adjoint, room, reverse=True)
     to_kernels: list[Tensor] = []
     for step in range(steps - 1, -1, -1):
         _run_all(splats)
         splatted = [each[0] for each in room]
-        found = [_products(*each) for each in zip(adjoint, saved.blurred[step], splatted, strict=True)]
+        found = [_products(*each) for each in zip(adjoint, states.blurred[step], splatted, strict=True)]
         to_kernels = [*map(torch.add, to_kernels, found)] if to_kernels else found
         _run_all(blurs)
         if step > 0:
-            made = [*map(_with_costs, saved.kernels, saved.blurred[step - 1])]
-            launch_all(_slice_all(marginals, saved.scores, saved.kernels, made, energies.shape))
+            made = [*map(_with_costs, states.kernels, states.blurred[step - 1])]
+            launch_all(_slice_all(marginals, states.scores, states.kernels, made, energies.shape))
         elif start is None:
             marginals = _start_field(energies, None, rows.dtype).marginals
         # a start that was given has no logits

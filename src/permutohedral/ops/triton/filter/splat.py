@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.triton.filter.incidence import is_worth_listing, list_corners, splat_listed
+from permutohedral.ops.triton.filter.incidence import build_incidence, prefers_gather, splat_listed
 from permutohedral.ops.triton.kernel import (
     Launch,
     cdiv,
@@ -270,8 +270,8 @@ def splat_sums(
     They are in `dtype`, by default the accumulation dtype. Vertices of at least `num_rows` are left out.
     """
     points, summed = values.shape[0], accumulation_dtype(values.dtype)
-    if is_worth_listing(*values.shape) and num_rows:
-        return splat_listed(values, list_corners(vertices, barycentric, num_rows), dtype or summed, ones)
+    if prefers_gather(*values.shape) and num_rows:
+        return splat_listed(values, build_incidence(vertices, barycentric, num_rows), dtype or summed, ones)
     if points == 0:
         return zeros(num_rows, values.shape[1] + ones, dtype=dtype or summed, device=values.device)
     output = torch.empty(num_rows, values.shape[1] + ones, dtype=summed, device=values.device)

@@ -35,7 +35,9 @@ _SUM_BLOCK = 128
 def product(left, right, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
     """Return total + left right; float32 as such or in three PARTS of bfloat16, which matrix units can transpose.
 
-    Three parts are as precise as float32.
+    There are two threefold products. The PRECISION "tf32x3" of Triton splits a float32 in two numbers of TF32 and adds
+    three products. Three PARTS of bfloat16 have all 24 bits, and six of their nine products matter; unlike TF32, matrix
+    units can transpose them.
     """
     if PARTS == 1:
         return tl.dot(left, right, total, input_precision=PRECISION)
@@ -254,7 +256,14 @@ def _gradient_of_scaled_fp16(
 
 
 @on_device
-def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+def convolve_weight_gradient(
+    lattice_values: Tensor,
+    output_gradient: Tensor,
+    neighbors: Tensor,
+    groups: int,
+    reverse_neighbors: Tensor | None = None,
+    opposite: Tensor | None = None,
+) -> Tensor:
     shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
     if lattice_values.numel() == 0 or output_gradient.numel() == 0 or neighbors.numel() == 0:
         return lattice_values.new_zeros(shape)

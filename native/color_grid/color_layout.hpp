@@ -272,8 +272,17 @@ struct GridAxes {
     int64_t place(int64_t at_y, int64_t at_x) const { return at_y * x.num_nodes() + at_x; }
 };
 
-// The nodes that colors touch; those to which they are blurred, as far as they are needed; and those that are needed
-// when that is blurred along y, but not yet along x. Colors are so far from the ends of all axes of colors that none of
+// The nodes that are needed between the steps of the filter. A step reads a node if it can be other than zero, and if a
+// color needs it in the end:
+//
+//                 can be other than zero                             is needed
+//     splat       touched: colors touch them
+//     over colors stored:  touched, and neighbors over colors   and  near, of places in reach of the blur along y
+//     along y     halfway: stored, of places in reach along y   and  near: touched, of places in reach along x
+//     along x     touched                                            touched
+//     slice
+//
+// Colors are so far from the ends of all axes of colors that none of
 // the rows they are blurred to is that of another place: rows of places are shifted as a whole.
 template <class T>
 struct NeededNodes {
@@ -381,7 +390,7 @@ constexpr int vectors_of_color = (color_taps + nodes_at_once - 1) / nodes_at_onc
 template <class T>
 using NodeVector = typename VectorOf<T, vector_size>::type;
 
-// What nodes are worth to a color: the B-spline of second degree.
+// Quadratic B-spline weights of a color's three nodes.
 template <class T>
 PERMUTOHEDRAL_INLINE void spline_weights(T offset, T* weights) {
     weights[0] = T(0.5) * (T(0.5) - offset) * (T(0.5) - offset);

@@ -1,4 +1,4 @@
-"""The gate with the Triton kernels: their limits in `explain_call`, lookup tables of other backends, saved tensors."""
+"""What `bind` returns with the Triton kernels: limits that are reported, and lookup tables of other backends."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "filter/color_layout.hpp"
+#include "color_grid/color_layout.hpp"
 #include "kernels.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/simd.hpp"
@@ -121,7 +121,7 @@ private:
         return {begin, begin + height * (columns.end - columns.begin)};
     }
 
-    // Where there are fewer channels the last one stands in: what comes of it is not written.
+    // Missing channels repeat the last plane; their sums are discarded.
     void gather_values(const std::vector<const T*>& planes) {
         const T* from[grid_channels];
         for (int c = 0; c < grid_channels; ++c) from[c] = planes[std::min<size_t>(c, planes.size() - 1)];

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "crf/label_lattices.hpp"
+#include "crf/label_rows.hpp"
 #include "filter/blur_passes.hpp"
-#include "filter/label_lattices.hpp"
-#include "filter/label_rows.hpp"
 
 namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
@@ -130,7 +130,7 @@ protected:
         splat_in_windows(from, make);
     }
 
-    // What the kernels say, and of binary labels what they cost.
+    // Adds the messages of all kernels to the rows; for two labels also the unary difference.
     void gather(const Chunk<T>& chunk, bool first) {
         if (binary_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
@@ -216,6 +216,8 @@ private:
     }
 
     // While some threads splat the values of a window, each kernel by itself, the others make those of the next one.
+    // Tasks are dealt to threads in blocks. They are numbered so that each splat is the first of one of as many blocks:
+    // a thread begins with a splat, and makes values when it is done.
     // Every lattice point adds up its points in their order, so the sums have the same bits on any number of threads.
     template <class Make>
     void splat_in_windows(const std::vector<ScaledSimplices<T>>& from, Make&& make) {

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "filter/field_passes.hpp"
+#include "crf/field_passes.hpp"
 #include "filter/gaussian.hpp"
 #include "kernels.hpp"
 
@@ -64,7 +64,7 @@ public:
                             [&](const Chunk<T>& chunk, T* columns) { make_values(chunk, step == 0, columns); });
             for (int64_t k = 0; k < field_.num_kernels; ++k) {
                 this->blur(k, false);
-                publish(k);
+                set_slice_source(k);
             }
         }
         this->for_chunks([&](const Chunk<T>& chunk, T* columns) { write(chunk, columns); });
@@ -78,7 +78,7 @@ private:
     using FieldPasses<T>::stride_;
 
     // Lets the next pass slice the blurred values, with the costs applied. Those of the state are without them.
-    void publish(int64_t k) {
+    void set_slice_source(int64_t k) {
         const T* costs = field_.kernels[k].costs;
         Memory& blurred = this->tables_[k].blurred;
         const T* from = as<T>(blurred);
@@ -206,7 +206,7 @@ private:
     const T* state_at(int64_t k, int64_t step) const { return state_[step * field_.num_kernels + k].data; }
 
     // The gradients with respect to logits to those with respect to marginals, between two splats; and, on the way, the
-    // gradient of costs or factor. What this step's marginals, the last but one, were made of is sliced next.
+    // gradient of costs or factor. The next pass slices the saved values of the previous step.
     void pull_back_on_lattice(int64_t k, int64_t step) {
         FieldTables& tables = this->tables_[k];
         const T* costs = field_.kernels[k].costs;

@@ -60,8 +60,7 @@ struct LabelColumns {
     Lanes* data;  // [labels]
     int64_t labels;
 
-    // What kernels say in the rows from `rows` on, and energies, which are columns like these, to logits; returns the
-    // largest.
+    // Computes logits = messages - energies, of rows from `rows` on; returns the maximum of each point.
     PERMUTOHEDRAL_INLINE Lanes add(const T* rows, int64_t stride, const T* energies) {
         const Lanes least = Lanes{} + -std::numeric_limits<T>::infinity();
         Lanes most[parts] = {least, least, least, least};
@@ -72,7 +71,7 @@ struct LabelColumns {
         return most[0];
     }
 
-    // The same to exponentials; returns what they are to be multiplied with.
+    // Computes exp(logits - maximum); returns 1 / sum.
     PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, const T* energies) {
         const Lanes most = add(rows, stride, energies);
         Lanes totals[parts] = {};

@@ -1,4 +1,4 @@
-"""The gate of the fused functions: which path a call takes, why, and that both paths agree."""
+"""What a call is bound to: its path, the reason, and that fused functions and their definitions agree."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_gradients_take_the_fused_path(layer: nn.Module, backend: str) -> None:
 @pytest.mark.usefixtures("backend")
 def test_gradients_of_features_are_composed(layer: nn.Module) -> None:
     path = path_of("filter_learned", layer, draw(50, 3), draw(50, 2, seed=1).requires_grad_())
-    assert path == "composed of operators, because gradients with respect to the features are wanted"
+    assert path == "composed of primitives, because gradients with respect to the features are wanted"
 
 
 @pytest.mark.usefixtures("backend")
 def test_gradients_of_gradients(layer: nn.Module) -> None:
-    """The derivative of the fused filter is composed of operators where it is differentiated again."""
+    """The derivative of the fused filter is composed where it is differentiated again."""
     layer.double()
     lattice = ph.build_lattice(draw(12, 2, seed=1, dtype=torch.float64))
     values = draw(12, 3, dtype=torch.float64).requires_grad_()

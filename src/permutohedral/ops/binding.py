@@ -1,0 +1,613 @@
+"""How a public function gets its backend: `bind`, once in each call.
+
+    no gradient is wanted                             the backend of the device, or the one forced by `use`
+    a tensor requires a gradient                      `Differentiable` of that backend
+    torch.compile, export, tensor subclasses, meta    `TRACED`: the operators that are registered with torch
+    torch.func, forward-mode tangents                 `Transformed`: autograd functions with rules for both
+    autocast is enabled                               one of these, with autocast switched off in every call
+    `explain_call` runs                               one of these, with a report of every fused function
+
+Each is a `Backend`, so that what is composed of primitives is written once.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import update_abstractmethods
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
+from torch.autograd import forward_ad
+
+from permutohedral.ops.backend import Backend, decisions, report_declined
+from permutohedral.ops.batching import Arguments, Axes
+from permutohedral.ops.contract import PairwiseTables
+from permutohedral.ops.dispatch import BackendReport, backend_on, call_on, forced_backend
+from permutohedral.ops.dispatch import explain as explain_backend
+from permutohedral.ops.operators import BOUNDED, OPERATORS, Operator
+from permutohedral.ops.tracing import has_no_subclass, is_autocast, is_transformed, requires_gradient, uncompiled
+
+# arguments of a fused function: those with a derivative, and the others
+Split = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+_BACKWARD = "filter_learned_backward", "mean_field_backward", "normalize_items_backward"
+_BOUNDED = "index_points_bounded", "coarsen_keys_bounded"
+# functions that `Backend` defines
+FUSED = tuple(
+    name
+    for name, function in vars(Backend).items()
+    if callable(function)
+    and name not in ("decline", *_BACKWARD, *_BOUNDED, *Backend.__abstractmethods__)
+    and not name.startswith("_")
+)
+
+
+def bind(*tensors: Tensor | None) -> Backend:
+    """Return the backend of a call.
+
+    Args:
+        tensors: all that the call computes with and that may require a gradient, the first one no None. They are on
+            one device.
+    """
+    # first: Dynamo cannot read a context variable
+    if torch.compiler.is_compiling():
+        return TRANSFORMED if is_transformed() else TRACED
+    # `is_transformed` and `is_recorded`
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _transformed(_backend_on(tensors[0]).name)
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return TRACED
+    device_type, wanted = tensors[0].device.type, False  # type: ignore[union-attr]
+    for tensor in tensors:
+        if type(tensor) in _PLAIN:
+            wanted = wanted or tensor.requires_grad  # type: ignore[union-attr]
+        elif isinstance(tensor, Tensor):
+            return TRACED
+    if device_type == "meta":
+        return TRACED
+    ops = backend_on(device_type)
+    if wanted and torch.is_grad_enabled():
+        ops = _differentiable(ops)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type):
+        ops = WithoutAutocast(ops, device_type)  # type: ignore[abstract]
+    return ops if decisions.get() is None else Explained(ops)  # type: ignore[abstract]
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _backend_on(tensor: Tensor | None) -> Backend:
+    assert tensor is not None
+    return backend_on(tensor.device.type)
+
+
+def _define_each(kind: Any, names: Sequence[str], method: Callable[[str], Callable[..., Any]]) -> None:
+    """Define functions of a class by their names."""
+    for name in names:
+        setattr(kind, name, method(name))
+    update_abstractmethods(kind)
+
+
+# gradients in eager mode
+
+
+class Differentiable(Backend):
+    """A backend whose results have derivatives.
+
+    A primitive is an autograd function of the backend's primitive and its derivative, which runs on the same backend.
+    A fused function is one of the backend's function and its `f_backward` if there are both, else composed of these
+    primitives. Derivatives of derivatives are composed.
+
+    Args:
+        backend: runs forward and backward passes.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.name = backend, backend.name
+        self.has_bounded = backend.has_bounded
+        # what it declines is composed of differentiable primitives
+        self._fused = copy(backend)
+        self._fused.decline = self._decline  # type: ignore[method-assign]
+
+    def coarsen_keys_bounded(self, keys: Tensor, table: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.backend.coarsen_keys_bounded(keys, table, rows)
+
+    def compose(self, reason: str, name: str, *arguments: Any) -> Any:
+        """Run the definition of a fused function, and report why."""
+        report_declined(name, reason)
+        return getattr(Backend, name)(self, *arguments)
+
+    def _decline(self, reason: str, definition: Callable[..., Any], *arguments: Any) -> Any:
+        with torch.enable_grad():
+            return self.compose(reason, definition.__name__, *arguments)
+
+
+_of_backend: dict[Backend, Differentiable] = {}
+
+
+def _differentiable(backend: Backend) -> Backend:
+    found = _of_backend.get(backend)
+    if found is None:
+        found = _of_backend[backend] = Differentiable(backend)  # type: ignore[abstract]
+    return found
+
+
+class _Primitive(torch.autograd.Function):
+    # without setup_context, whose arguments torch binds by name in every call
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, ops: Differentiable, *arguments: Any) -> Any:
+        # the gradient of an integer output would otherwise be a tensor of zeros as large as the output
+        ctx.set_materialize_grads(False)
+        output = getattr(ops.backend, operator.name)(*arguments)
+        ctx.operator, ctx.ops = operator, ops
+        assert operator.derivative is not None
+        operator.derivative.save(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return (
+            None,
+            None,
+            *_differentiate(ctx.operator, ctx, _of_backward(ctx.ops), ctx.needs_input_grad[2:], gradients),
+        )
+
+
+def _differentiate(
+    operator: Operator, ctx: Any, ops: Backend, needed: tuple[bool, ...], gradients: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    if operator.derivative is None:
+        raise NotImplementedError(f"{operator.name} has no derivative")
+    for gradient in gradients:
+        if gradient is not None:
+            found: Sequence[Tensor | None] = operator.derivative.backward(ops, ctx, needed, *gradients)
+            return found
+    return (None,) * len(needed)
+
+
+def _of_backward(ops: Differentiable) -> Backend:
+    """Return what a backward pass runs on: the backend of the forward pass, differentiable if a graph is wanted."""
+    chosen: Backend = ops if torch.is_grad_enabled() else ops.backend
+    if torch._C._is_any_autocast_enabled():
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                chosen = WithoutAutocast(chosen, device_type)  # type: ignore[abstract]
+    return chosen
+
+
+# `Function.apply` without its search for wrappers of ended transformations, which `bind` has excluded
+_apply_primitive: Callable[..., Any] = super(torch.autograd.Function, _Primitive).apply
+
+
+def _differentiable_primitive(name: str) -> Callable[..., Any]:
+    operator = BOUNDED if name == BOUNDED.name else OPERATORS[name]
+
+    def run(self: Differentiable, *arguments: Any) -> Any:
+        if operator.derivative is not None and requires_gradient(*arguments):
+            return _apply_primitive(operator, self, *arguments)
+        return getattr(self.backend, name)(*arguments)
+
+    return run
+
+
+def _differentiable_definition(name: str) -> Callable[..., Any]:
+    def run(self: Differentiable, *arguments: Any) -> Any:
+        if not requires_gradient(*arguments):
+            return getattr(self.backend, name)(*arguments)
+        return self.compose("gradients are wanted", name, *arguments)
+
+    return run
+
+
+@dataclass(frozen=True)
+class FusedDerivative:
+    """A fused function with a derivative of its own.
+
+    Attributes:
+        name: of the function `f`; its derivative is `f_backward`.
+        num_first: how many arguments come before those of `f_backward`'s plan.
+        split: separates the arguments.
+        join: puts them together again.
+        blocker: of the arguments, returns the reason that there is no derivative of its own, or None.
+        prepare: of the arguments, returns those to differentiate, and what makes the output the result.
+    """
+
+    name: str
+    num_first: int
+    split: Callable[[tuple[Any, ...]], Split]
+    join: Callable[[Sequence[Any], tuple[Any, ...]], tuple[Any, ...]]
+    blocker: Callable[[tuple[Any, ...]], str | None]
+    prepare: Callable[[tuple[Any, ...]], tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]] | None = None
+
+
+def _split_field(arguments: tuple[Any, ...]) -> Split:
+    energies, start, kernels, *plan = arguments
+    parameters = [each.factor if each.costs is None else each.costs for each in kernels]
+    bare = [_with_parameter(each, None) for each in kernels]
+    return (energies, start, *parameters), (bare, [each.costs is not None for each in kernels], *plan)
+
+
+def _join_field(inputs: Sequence[Any], others: tuple[Any, ...]) -> tuple[Any, ...]:
+    bare, has_costs, *plan = others
+    pairs = zip(bare, inputs[2:], has_costs, strict=True)
+    return *inputs[:2], [_with_parameter(*each) for each in pairs], *plan
+
+
+def _with_parameter(kernel: PairwiseTables, parameter: Any, is_costs: bool = False) -> PairwiseTables:
+    if parameter is None:
+        return kernel._replace(costs=None) if kernel.costs is not None else kernel._replace(factor=0.0)
+    return kernel._replace(costs=parameter) if is_costs else kernel._replace(factor=parameter)
+
+
+def _learned_blocker(arguments: tuple[Any, ...]) -> str | None:
+    source, target = arguments[3][:2]
+    if source.barycentric.requires_grad or target.barycentric.requires_grad:
+        return _OF_FEATURES
+    return None
+
+
+def _field_blocker(arguments: tuple[Any, ...]) -> str | None:
+    kernels, steps = arguments[2:4]
+    if requires_gradient(*(each.barycentric for each in kernels)):
+        return _OF_FEATURES
+    return None if steps > 0 else "there is no step"
+
+
+def _as_logits(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]:
+    """Backends differentiate logits."""
+    return (*arguments[:-1], True), None if arguments[-1] else partial(torch.softmax, dim=1)
+
+
+def _split_first(arguments: tuple[Any, ...]) -> Split:
+    return arguments[:3], arguments[3:]
+
+
+def _join_first(inputs: Sequence[Any], others: tuple[Any, ...]) -> tuple[Any, ...]:
+    return *inputs, *others
+
+
+_OF_FEATURES = "gradients with respect to the features are wanted"
+_DERIVATIVES = (
+    FusedDerivative("filter_learned", 3, _split_first, _join_first, _learned_blocker),
+    FusedDerivative("normalize_items", 3, _split_first, _join_first, lambda arguments: None),
+    FusedDerivative("mean_field", 2, _split_field, _join_field, _field_blocker, _as_logits),
+)
+
+
+def _differentiable_function(fused: FusedDerivative) -> Callable[..., Any]:
+    definition = getattr(Backend, fused.name)
+
+    def run(self: Differentiable, *arguments: Any) -> Any:
+        blocker, finish = fused.blocker(arguments), None
+        if blocker is not None:
+            return self.compose(blocker, fused.name, *arguments)
+        if getattr(type(self.backend), fused.name) is definition:
+            return definition(self, *arguments)
+        inputs, others = fused.split(arguments)
+        if not requires_gradient(*inputs):
+            return getattr(self.backend, fused.name)(*arguments)
+        if fused.prepare is not None:
+            arguments, finish = fused.prepare(arguments)
+            inputs, others = fused.split(arguments)
+        # torch.no_grad() takes longer
+        torch._C._set_grad_enabled(False)
+        try:
+            output, saved = getattr(self._fused, fused.name)(*arguments)
+        finally:
+            torch._C._set_grad_enabled(True)
+        if saved is not None:
+            output = _apply_fused(fused, self, [output], saved, others, *inputs)
+        return output if finish is None else finish(output), None
+
+    return run
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        fused: FusedDerivative,
+        ops: Differentiable,
+        output: list[Tensor],
+        saved: tuple[Any, ...],
+        others: tuple[Any, ...],
+        *inputs: Any,
+    ) -> Any:
+        ctx.fused, ctx.ops, ctx.plan, ctx.num_inputs = fused, ops, others, len(inputs)
+        tensors: list[Any] = [*inputs, *saved]
+        ctx.others = others_of = {}
+        for place, each in enumerate(tensors):
+            if not isinstance(each, Tensor):
+                tensors[place], others_of[place] = None, each
+        ctx.save_for_backward(*tensors)
+        # in a list, since torch returns a view of an argument
+        return output.pop()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        # read once: gradient checkpointing allows a single look
+        kept, fused, ops = list(ctx.saved_tensors), ctx.fused, _of_backward(ctx.ops)
+        for place, each in ctx.others.items():
+            kept[place] = each
+        inputs, saved, needed = kept[: ctx.num_inputs], kept[ctx.num_inputs :], ctx.needs_input_grad[5:]
+        arguments = fused.join(inputs, ctx.plan)
+        if torch.is_grad_enabled():
+            output, _ = getattr(Backend, fused.name)(ops, *arguments)
+            leaves = [each for each, is_needed in zip(inputs, needed, strict=True) if is_needed]
+            gradients = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
+            found = [next(gradients) if is_needed else None for is_needed in needed]
+        else:
+            run = getattr(ops, f"{fused.name}_backward")
+            found = list(run(gradient, inputs, saved, needed, *arguments[fused.num_first :]))
+            for place, each in enumerate(found):
+                # of the shape and dtype of its tensor, such as a parameter of one element
+                if not needed[place] or each is None:
+                    found[place] = None
+                elif each.shape != inputs[place].shape or each.dtype != inputs[place].dtype:
+                    found[place] = each.reshape(inputs[place].shape).to(inputs[place].dtype)
+        return None, None, None, None, None, *found
+
+
+_apply_fused: Callable[..., Any] = super(torch.autograd.Function, _Fused).apply
+
+
+_define_each(Differentiable, FUSED, _differentiable_definition)
+_define_each(Differentiable, [name for name in OPERATORS if name != "filter_gaussian"], _differentiable_primitive)
+_define_each(Differentiable, [BOUNDED.name], _differentiable_primitive)
+for _each in _DERIVATIVES:
+    setattr(Differentiable, _each.name, _differentiable_function(_each))
+
+
+# operators that are registered with torch
+
+
+class Traced(Backend):
+    """The registered operators `torch.ops.permutohedral.f`; fused functions are composed of them."""
+
+
+def _register(operator: Operator) -> Callable[..., Any]:
+    qualified, derivative = f"permutohedral::{operator.name}", operator.derivative
+    torch.library.define(qualified, operator.schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(qualified, "default", partial(_run_contiguous, operator.name))
+    torch.library.register_fake(qualified, operator.shape)
+    if derivative is not None:
+        backward, save = partial(_backward_traced, operator), partial(_save, operator)
+        torch.library.register_autograd(qualified, backward, setup_context=save)
+    registered: Callable[..., Any] = getattr(torch.ops.permutohedral, operator.name).default
+    return lambda self, *arguments: registered(*arguments)
+
+
+def _run(name: str, first: Tensor, *others: Any) -> Any:
+    """Run a primitive on the backend of its first tensor."""
+    ops, device_type = backend_on(first.device.type), first.device.type
+    if is_autocast(first.device):
+        ops = WithoutAutocast(ops, device_type)  # type: ignore[abstract]
+    return getattr(ops, name)(first, *others)
+
+
+def _run_contiguous(name: str, *arguments: Any) -> Any:
+    """Return contiguous results, which compiled code expects; a backend may choose other strides."""
+    return _of_tensors(Tensor.contiguous, _run(name, *arguments))
+
+
+def _of_tensors(change: Callable[[Tensor], Tensor], result: Any) -> Any:
+    return change(result) if isinstance(result, Tensor) else tuple(change(each) for each in result)
+
+
+def _save(operator: Operator, ctx: Any, inputs: Arguments, output: Any) -> None:
+    ctx.backend = forced_backend()
+    assert operator.derivative is not None
+    operator.derivative.save(ctx, inputs, output)
+
+
+def _backward_traced(operator: Operator, ctx: Any, *gradients: Tensor | None) -> Any:
+    """Run on the backend of the forward pass: autograd may be in another thread, or after the end of a block."""
+    return call_on(ctx.backend, _differentiate, operator, ctx, TRACED, ctx.needs_input_grad, gradients)
+
+
+_define_each(Traced, tuple(OPERATORS), lambda name: _register(OPERATORS[name]))
+_filter_gaussian = Traced.filter_gaussian
+
+
+def _filter_gaussian_traced(self: Traced, *arguments: Any) -> Tensor:
+    """Run the registered operator, which has no derivative, where none is wanted."""
+    run = Backend.filter_gaussian if requires_gradient(*arguments) else _filter_gaussian
+    return run(self, *arguments)
+
+
+Traced.filter_gaussian = _filter_gaussian_traced  # type: ignore[assignment]
+TRACED: Backend = Traced()  # type: ignore[abstract]
+
+
+# transformations of torch.func, and tangents
+
+
+class Transformed(Backend):
+    """Autograd functions with all rules of `torch.func`; fused functions are composed of them.
+
+    Args:
+        name: of the backend that runs them.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+
+class _Unwrapped:
+    """A context whose saved tensors are stripped of the wrappers of transformations that have ended."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ctx, name)
+        return unwrap_dead_wrappers(found) if name == "saved_tensors" else found
+
+
+def _run_below(name: str, *arguments: Any) -> Any:
+    """Run a primitive below all transformations; torch may trace it there."""
+    if torch._C._len_torch_dispatch_stack() or not has_no_subclass(*arguments):
+        return getattr(TRACED, name)(*arguments)
+    # a backend may return views of larger tensors, to which torch attaches no tangents
+    return _of_tensors(lambda each: each.clone() if each._is_view() else each, _run(name, *arguments))
+
+
+def _transformed_primitive(name: str) -> Callable[..., Any]:
+    operator = OPERATORS[name]
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return _run_below(name, *arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.set_materialize_grads(False)
+            outputs = (output,) if isinstance(output, Tensor) else output
+            ctx.num_outputs = len(outputs)
+            ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
+            if operator.derivative is None:
+                return
+            _save(operator, ctx, inputs, output)
+            ctx.save_for_forward(*(each for each in inputs if isinstance(each, Tensor)))
+            ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+            given = _Unwrapped(ctx), TRANSFORMED, ctx.needs_input_grad, unwrap_dead_wrappers(gradients)
+            return call_on(ctx.backend, _differentiate, operator, *given)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+            if all(tangent is None for tangent in tangents):
+                return None if ctx.num_outputs == 1 else (None,) * ctx.num_outputs
+            if operator.derivative is None:
+                raise NotImplementedError(f"{name} has no derivative")
+            # torch calls this with tangents switched off, which would lose those of outer transformations
+            with forward_ad._set_fwd_grad_enabled(True):
+                tensors = iter([forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors])
+                arguments = tuple(next(tensors) if other is None else other[0] for other in ctx.others)
+                return operator.derivative.jvp(TRANSFORMED, arguments, tangents)
+
+        @staticmethod
+        def vmap(info: Any, axes: Axes, *arguments: Any) -> tuple[Any, Any]:
+            return operator.batch(getattr(TRANSFORMED, name), info.batch_size, axes, arguments)
+
+    # of a lambda: torch marks the function, and a method cannot be marked
+    apply: Callable[..., Any] = Function.apply
+    outside = uncompiled(lambda *arguments: apply(*arguments))  # noqa: PLW0108
+
+    def run(self: Transformed, *arguments: Any) -> Any:
+        # the registered operator knows nothing of tangents, so torch.compile must not take it instead
+        if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
+            return outside(*arguments)
+        return apply(*arguments)
+
+    return run
+
+
+_define_each(Transformed, [name for name in OPERATORS if name != "filter_gaussian"], _transformed_primitive)
+TRANSFORMED: Backend = Transformed()  # type: ignore[abstract]
+_by_name: dict[str, Backend] = {}
+
+
+def _transformed(name: str) -> Backend:
+    if name not in _by_name:
+        _by_name[name] = Transformed(name)  # type: ignore[abstract]
+    return _by_name[name]
+
+
+# autocast and reports
+
+
+class WithoutAutocast(Backend):
+    """A backend whose functions run with autocast switched off: the public functions have cast the values."""
+
+    def __init__(self, ops: Backend, device_type: str) -> None:
+        self.ops, self.device_type = ops, device_type
+        self.name, self.has_color_grid, self.has_bounded = ops.name, ops.has_color_grid, ops.has_bounded
+
+
+def _without_autocast(name: str) -> Callable[..., Any]:
+    def run(self: WithoutAutocast, *arguments: Any) -> Any:
+        with torch.autocast(self.device_type, enabled=False):
+            return getattr(self.ops, name)(*arguments)
+
+    return run
+
+
+class Explained(Backend):
+    """A backend that reports its fused functions to `explain_call`."""
+
+    def __init__(self, ops: Backend) -> None:
+        self.ops = ops
+        self.name, self.has_color_grid, self.has_bounded = ops.name, ops.has_color_grid, ops.has_bounded
+
+
+def _explained(name: str) -> Callable[..., Any]:
+    def run(self: Explained, *arguments: Any) -> Any:
+        lines = decisions.get()
+        known = 0 if lines is None else len(lines)
+        found = getattr(self.ops, name)(*arguments)
+        if lines is not None and name in FUSED and not any(line.startswith(f"{name}:") for line in lines[known:]):
+            plain = getattr(self.ops, "backend", self.ops)
+            is_fused = getattr(type(plain), name) is not getattr(Backend, name)
+            composed = f"composed of primitives, because the backend {self.name!r} has no function for it"
+            lines.append(f"{name}: {'one call of the backend' if is_fused else composed}")
+        return found
+
+    return run
+
+
+_define_each(WithoutAutocast, (*OPERATORS, *FUSED, *_BACKWARD, *_BOUNDED), _without_autocast)
+_define_each(Explained, (*OPERATORS, *FUSED, *_BOUNDED), _explained)
+
+
+@dataclass(frozen=True)
+class CallReport:
+    """The path of a call.
+
+    Attributes:
+        backend: of its first tensor.
+        decisions: a line for each fused function, in the order of the call.
+    """
+
+    backend: BackendReport
+    decisions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.backend), *self.decisions])
+
+
+def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) -> CallReport:
+    """Run a call, and report on which backend, and whether each of its filters was one call of the backend.
+
+    A filter is otherwise composed of primitives, which is slower; the report has the reason.
+
+    Args:
+        function: a function or a layer of this package.
+        arguments, options: passed to it.
+
+    Returns:
+        The backend, and whether each filter was fused, or why not.
+
+    >>> import torch, permutohedral as ph
+    >>> values, features = torch.rand(9, 2), torch.rand(9, 3)
+    >>> with ph.backends.use("reference"):
+    ...     print(ph.backends.explain_call(ph.gaussian_filter, values, features).decisions[-1])
+    filter_points: composed of primitives, because the backend 'reference' has no function for it
+    """
+    lines: list[str] = []
+    token = decisions.set(lines)
+    try:
+        function(*arguments, **options)
+    finally:
+        decisions.reset(token)
+    tensors = (each for each in (*arguments, *options.values()) if isinstance(each, Tensor))
+    return CallReport(explain_backend(next(tensors, None)), tuple(dict.fromkeys(lines)))
