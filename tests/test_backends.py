@@ -32,7 +32,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = replace(loads, name="absent", why_unavailable=lambda: "it is not installed")
     elsewhere = replace(loads, name="elsewhere", why_not_on=lambda device: f"it does not run on {device!r}")
     monkeypatch.setattr(dispatch, "_BACKENDS", [absent, elsewhere, loads, *dispatch._BACKENDS])
-    monkeypatch.setattr(dispatch, "_loaded", {})
+    monkeypatch.setattr(dispatch, "_load", dispatch._load.__wrapped__)
 
 
 def backend_report() -> dispatch.BackendReport:

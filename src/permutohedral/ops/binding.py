@@ -17,7 +17,7 @@ from abc import update_abstractmethods
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -128,14 +128,10 @@ class Differentiable(Backend):
             return self.compose(reason, definition.__name__, *arguments)
 
 
-_of_backend: dict[Backend, Differentiable] = {}
-
-
+# bounded: a program may make backends of its own
+@lru_cache(maxsize=16)
 def _differentiable(backend: Backend) -> Backend:
-    found = _of_backend.get(backend)
-    if found is None:
-        found = _of_backend[backend] = Differentiable(backend)  # type: ignore[abstract]
-    return found
+    return Differentiable(backend)  # type: ignore[abstract]
 
 
 class _Primitive(torch.autograd.Function):
@@ -514,13 +510,11 @@ def _transformed_primitive(name: str) -> Callable[..., Any]:
 
 _define_each(Transformed, [name for name in OPERATORS if name != "filter_gaussian"], _transformed_primitive)
 TRANSFORMED: Backend = Transformed()  # type: ignore[abstract]
-_by_name: dict[str, Backend] = {}
 
 
+@lru_cache(maxsize=16)
 def _transformed(name: str) -> Backend:
-    if name not in _by_name:
-        _by_name[name] = Transformed(name)  # type: ignore[abstract]
-    return _by_name[name]
+    return Transformed(name)  # type: ignore[abstract]
 
 
 # autocast and reports

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -155,19 +155,17 @@ def choose_backend(device_type: str) -> BackendEntry:
     return next(backend for backend in by_default if backend.blocker(device_type) is None)
 
 
-# by the forced backend and the type of a device: choosing takes as long as a small kernel
-_loaded: dict[tuple[BackendEntry | None, str], Backend] = {}
+# choosing takes as long as a small kernel; bounded, since a program may make backends of its own
+@lru_cache(maxsize=16)
+def _load(forced: BackendEntry | None, device_type: str) -> Backend:
+    return choose_backend(device_type).load()
 
 
 def backend_on(device_type: str) -> Backend:
     """Return the backend that runs on devices of this type."""
     # `forced_backend`
     block = _block.get()
-    key = _default if block is None else block[0], device_type
-    found = _loaded.get(key)
-    if found is None:
-        found = _loaded[key] = choose_backend(device_type).load()
-    return found
+    return _load(_default if block is None else block[0], device_type)
 
 
 def all_backends() -> tuple[BackendEntry, ...]:
