@@ -95,14 +95,19 @@ class Networks:
     def __init__(self, configs: Sequence[MnistConfig], device: torch.device) -> None:
         self.layers = list(dict.fromkeys(config.model for config in configs))
         self.seeds = list(dict.fromkeys(config.seed for config in configs))
-        self.layer_of = torch.tensor([self.layers.index(config.model) for config in configs], device=device)
         self.seed_of = torch.tensor([self.seeds.index(config.seed) for config in configs], device=device)
+        layer_of = torch.tensor([self.layers.index(config.model) for config in configs], device=device)
+        pairs = layer_of * len(self.seeds) + self.seed_of
+        is_every_pair = pairs.tolist() == list(range(len(self.layers) * len(self.seeds)))
+        self.pair_of = None if is_every_pair else pairs
         self.model = StackedLeNet([config.model for config in configs], [config.seed for config in configs]).to(device)
 
     def read(self, values: Tensor, positions: Tensor) -> Tensor:
         """Return the inputs of the model, given samples `[seeds * batch, points, ...]`."""
         taps = read_taps(self.layers, values, positions)
-        return taps.reshape(len(self.layers), len(self.seeds), -1, *taps.shape[2:])[self.layer_of, self.seed_of]
+        pairs = taps.reshape(len(self.layers) * len(self.seeds), -1, *taps.shape[2:])
+        # all pairs of layers and seeds need no copy
+        return pairs if self.pair_of is None else pairs[self.pair_of]
 
 
 def run_group(configs: list[MnistConfig], options: RunOptions) -> list[Outcome]:
@@ -153,7 +158,7 @@ def evaluate(
         labels: `[images]`.
         tests: samples of each column.
     """
-    found: list[dict[str, float]] = [{} for _ in networks.layer_of]
+    found: list[dict[str, float]] = [{} for _ in networks.seed_of]
     for column, sampling in tests.items():
         right = labels.new_zeros(len(found))
         for first in range(0, len(images), _TEST_BATCH):

@@ -52,9 +52,9 @@ def read_taps(layers: Sequence[FirstLayer], values: Tensor, positions: Tensor) -
         positions: `[batch, points, 2]`, (y, x) in pixels.
 
     Returns:
-        `[layers, batch, 25, 576]`.
+        `[layers, batch, 576, 25]`.
     """
-    taps = values.new_zeros(len(layers), len(values), _TAPS, _TARGETS)
+    taps = values.new_empty(len(layers), len(values), _TARGETS, _TAPS)
     lattice = None
     for layer, own in zip(layers, taps, strict=True):
         if layer.startswith("lenet"):
@@ -65,13 +65,15 @@ def read_taps(layers: Sequence[FirstLayer], values: Tensor, positions: Tensor) -
             lattice = ph.build_lattice(positions, target, neighborhood_size=_LATTICE_SIZE)
         single = torch.eye(_LATTICE_TAPS, device=values.device)[:, None]
         normalization = cast(Normalization, layer.removeprefix("pcnn_"))
-        read = ph.permutohedral_filter(values, None, single, normalization=normalization, lattice=lattice)
-        own[:, :_LATTICE_TAPS] = read.transpose(1, 2)
+        own[..., :_LATTICE_TAPS] = ph.permutohedral_filter(
+            values, None, single, normalization=normalization, lattice=lattice
+        )
+        own[..., _LATTICE_TAPS:] = 0
     return taps
 
 
 def _read_windows(layer: FirstLayer, values: Tensor, positions: Tensor) -> Tensor:
-    """Return the windows of the interpolated images, `[batch, 25, 576]`."""
+    """Return the windows of the interpolated images, `[batch, 576, 25]`."""
     if layer == "lenet_nearest":
         pixels = grid_positions(device=values.device).expand(len(values), -1, -1)
         distances = torch.cdist(pixels, positions, compute_mode="donot_use_mm_for_euclid_dist")
@@ -82,15 +84,14 @@ def _read_windows(layer: FirstLayer, values: Tensor, positions: Tensor) -> Tenso
         return _windows(total)
     windows = _windows(total / torch.where(mass > 0, mass, 1.0))
     if layer == "lenet_share":
-        share = _windows((mass > 0).to(mass.dtype)).mean(dim=1, keepdim=True)
+        share = _windows((mass > 0).to(mass.dtype)).mean(dim=2, keepdim=True)
         windows = windows / torch.where(share > 0, share, 1.0)
     return windows
 
 
 def _windows(images: Tensor) -> Tensor:
-    # as channels of one image, which takes one kernel for all
-    stacked = functional.unfold(images.reshape(1, -1, SIZE, SIZE), _WINDOW)
-    return stacked.reshape(-1, _TAPS, _TARGETS)
+    windows = images.reshape(-1, SIZE, SIZE).unfold(1, _WINDOW, 1).unfold(2, _WINDOW, 1)
+    return windows.reshape(-1, _TARGETS, _TAPS)
 
 
 class StackedLeNet(nn.Module):
@@ -102,6 +103,9 @@ class StackedLeNet(nn.Module):
         layers: the first layer of each network.
         seeds: of the weights of each network.
     """
+
+    second: Tensor
+    second_bias: Tensor
 
     def __init__(self, layers: Sequence[FirstLayer], seeds: Sequence[int]) -> None:
         super().__init__()
@@ -125,24 +129,21 @@ class StackedLeNet(nn.Module):
         """Return the scores of the classes, `[networks, batch, 10]`.
 
         Args:
-            taps: `[networks, batch, 25, 576]`.
+            taps: `[networks, batch, 576, 25]`.
         """
         networks, batch = taps.shape[:2]
-        image = self._apply_filters("first", taps)
-        pooled = functional.max_pool2d(image.reshape(networks * batch, CHANNELS, _SIDE, _SIDE), 2)
-        side = pooled.shape[-1]
-        # as channels of one image, which takes one kernel for all
-        windows = functional.unfold(pooled.reshape(1, -1, side, side), _WINDOW)
-        image = self._apply_filters("second", windows.reshape(networks, batch, CHANNELS * _TAPS, -1))
-        side -= 2 * MARGIN
-        pooled = functional.max_pool2d(image.reshape(networks * batch, SECOND_CHANNELS, side, side), 2)
-        hidden = functional.relu(self._apply_units("hidden", pooled.reshape(networks, batch, -1)))
+        rows = self._apply_units("first", taps.flatten(1, 2))
+        # channels are the last axis in memory, for which pooling and convolutions are several times faster on a CPU
+        pooled = functional.max_pool2d(rows.reshape(-1, _SIDE, _SIDE, CHANNELS).permute(0, 3, 1, 2), 2)
+        weight = self.second.reshape(networks, SECOND_CHANNELS, CHANNELS, _WINDOW, _WINDOW)
+        images = [
+            functional.conv2d(image, filters.contiguous(memory_format=torch.channels_last), bias)
+            for image, filters, bias in zip(pooled.split(batch), weight, self.second_bias, strict=True)
+        ]
+        pooled = torch.stack([functional.max_pool2d(image, 2).flatten(1) for image in images])
+        hidden = functional.relu(self._apply_units("hidden", pooled))
         return self._apply_units("classes", hidden)
-
-    def _apply_filters(self, name: str, windows: Tensor) -> Tensor:
-        weight, bias = self.get_parameter(name), self.get_parameter(f"{name}_bias")
-        return weight[:, None] @ windows + bias[:, None, :, None]
 
     def _apply_units(self, name: str, inputs: Tensor) -> Tensor:
         weight, bias = self.get_parameter(name), self.get_parameter(f"{name}_bias")
-        return inputs @ weight.transpose(1, 2) + bias[:, None]
+        return torch.baddbmm(bias[:, None], inputs, weight.transpose(1, 2))

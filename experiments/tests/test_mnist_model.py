@@ -77,19 +77,19 @@ def test_stacked_networks_are_lenets_with_other_first_layers(samples: int) -> No
 
 def test_the_first_convolution_is_divided_by_the_occupied_share() -> None:
     values, positions = torch.full((1, 3, 1), 2.0), torch.tensor([[[5.0, 5.0], [5.0, 6.0], [25.0, 25.0]]])
-    taps = read_taps(["lenet", "lenet_share"], values, positions)[:, 0].unflatten(2, (24, 24))
+    taps = read_taps(["lenet", "lenet_share"], values, positions)[:, 0].unflatten(1, (24, 24))
     # at pixel (5, 5), two of the 25 pixels of the window are occupied; at (12, 12) none; at (25, 25) one
     for place, occupied in (((3, 3), 2), ((23, 23), 1)):
-        assert taps[0, :, *place].sum() == 2.0 * occupied
-        assert_close(taps[1, :, *place], taps[0, :, *place] * 25 / occupied)
-    assert not taps[:, :, 10, 10].any()
+        assert taps[0, *place].sum() == 2.0 * occupied
+        assert_close(taps[1, *place], taps[0, *place] * 25 / occupied)
+    assert not taps[:, 10, 10].any()
 
 
 def test_other_ways_to_interpolate() -> None:
     values, positions = torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[5.0, 5.25], [5.0, 5.75]]])
-    taps = read_taps(["lenet_sum", "lenet_box", "lenet_nearest"], values, positions)[:, 0].unflatten(2, (24, 24))
+    taps = read_taps(["lenet_sum", "lenet_box", "lenet_nearest"], values, positions)[:, 0].unflatten(1, (24, 24))
     # the middle tap reads the pixel itself
-    row = taps[:, 12, 3, 2:6]
+    row = taps[:, 3, 2:6, 12]
     assert_close(row, torch.tensor([[0.0, 1.5, 2.5, 0.0], [0.0, 1.0, 3.0, 0.0], [1.0, 1.0, 3.0, 3.0]]))
 
 
