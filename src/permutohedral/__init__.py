@@ -14,8 +14,8 @@ permutohedral lattice, convolved there, and sliced back at any points. Start her
     features from images                 `features.bilateral`, `features.positions`, `features.colors`, `features.join`
     dense random fields                  `crf.mean_field`, `nn.DenseCRF`
     coarser levels of a lattice          `levels.build_pyramid`
-    filter, denoise, segment files       `files.filter_image`, `files.denoise_image`, `files.segment_image`, ...
-    networks with trained weights        `models`
+    filter, denoise, segment files       `apps.filter_image`, `apps.denoise_image`, `apps.segment_image`, ...
+    networks with trained weights        `apps.Denoiser`, `apps.PointSegmenter`
     see which backend runs, and why      `backends.explain`
     measure the approximation            `accuracy.estimate_error`, `accuracy.explain_bilateral`
     forecast memory                      `lattice.forecast_memory`, `Lattice.statistics`
@@ -37,14 +37,13 @@ from typing import TYPE_CHECKING
 from permutohedral.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from permutohedral import apps as apps
     from permutohedral import compat as compat
     from permutohedral import crf as crf
     from permutohedral import dask as dask
     from permutohedral import errors as errors
-    from permutohedral import files as files
     from permutohedral import guided as guided
     from permutohedral import lattice as lattice
-    from permutohedral import models as models
     from permutohedral import nn as nn
     from permutohedral.filters import accuracy as accuracy
     from permutohedral.filters.bilateral import bilateral_filter as bilateral_filter
@@ -80,17 +79,16 @@ _FUNCTIONS = {
 # Public modules, and where they are.
 _MODULES = {
     "accuracy": "filters.accuracy",
+    "apps": "apps",
     "backends": "ops.backends",
     "compat": "compat",
     "crf": "crf",
     "dask": "dask",
     "errors": "errors",
     "features": "lattice.features",
-    "files": "files",
     "guided": "guided",
     "lattice": "lattice",
     "levels": "lattice.levels",
-    "models": "models",
     "nn": "nn",
 }
 # `import *` must work without Dask

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from permutohedral.dask.workers import check_chunk_fits, limit_worker_cache
 from permutohedral.errors import InputError
-from permutohedral.files import tiling
-from permutohedral.files.tiling import CHANNELS, SPATIAL
+from permutohedral.filters import tiling
 from permutohedral.filters.gaussian import GaussianMethod
+from permutohedral.filters.tiling import CHANNELS, SPATIAL
 from permutohedral.lattice.checks import check_method
 from permutohedral.lattice.features import Sigma, numbers_of
 
