@@ -15,7 +15,7 @@ from skimage import data
 
 import permutohedral as ph
 from permutohedral.files import image_tiles as tiles
-from permutohedral.files.tiling import Tiling
+from permutohedral.filters.tiling import Tiling
 
 # filters a file in tiles of a size, and prints the megabytes this took beyond those of the loaded modules
 PEAK = """

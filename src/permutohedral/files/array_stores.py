@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from permutohedral.errors import InputError
 from permutohedral.files.partial import NOTES
 from permutohedral.files.settings import reading
-from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, choices_of_axes, working_dtype
+from permutohedral.filters.tiling import CHANNELS, SPATIAL, Region, cast_rounded, choices_of_axes, working_dtype
 
 # letter of the time axis; times are filtered one by one
 TIMES = "T"

@@ -19,11 +19,11 @@ import numpy as np
 
 from permutohedral.errors import InputError
 from permutohedral.files import array_stores as stores
-from permutohedral.files import tiling
 from permutohedral.files.atomic import cannot_write
 from permutohedral.files.partial import PartialStore
 from permutohedral.files.settings import Progress, check_outputs, check_positive, digest, to_path
 from permutohedral.files.tasks import open_pool
+from permutohedral.filters import tiling
 
 # share of the largest integer beyond which all values are alike
 _LARGEST_SIGMA = 2.0
@@ -227,7 +227,7 @@ def _sigmas_in_samples(
     source: stores.ArraySource, sigma_space: float | Sequence[float], physical: bool
 ) -> tuple[float, ...]:
     """Return a bandwidth in samples for each spatial axis."""
-    from permutohedral.lattice.features import numbers_of
+    from permutohedral.features import numbers_of
 
     sigmas = numbers_of(sigma_space, len(source.space))
     if not physical:

@@ -26,7 +26,7 @@ from permutohedral.files.settings import (
     to_path,
 )
 from permutohedral.files.tasks import TaskPool, open_pool
-from permutohedral.files.tiling import cast_rounded, working_dtype
+from permutohedral.filters.tiling import cast_rounded, working_dtype
 from permutohedral.models import PointSegmenter
 
 # value of `field` for the coordinates

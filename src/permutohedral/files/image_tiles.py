@@ -11,11 +11,11 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.files.settings import TILE
-from permutohedral.files.tiling import Tiling, bilateral_margins
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.color_grid import reach_of_grid
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod
+from permutohedral.filters.tiling import Tiling, bilateral_margins
 from permutohedral.lattice.checks import check_method
 
 

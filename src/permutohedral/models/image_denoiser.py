@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import opponent_colors
+from permutohedral.features import opponent_colors
 from permutohedral.lattice.tensors import check_tensor
 from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser

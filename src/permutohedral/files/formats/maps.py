@@ -18,7 +18,7 @@ from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.image import ImageData, check_output, list_images, read_image, write_image
 from permutohedral.files.formats.limits import check_size
 from permutohedral.files.formats.tiff import read_floats
-from permutohedral.files.tiling import cast_rounded
+from permutohedral.filters.tiling import cast_rounded
 
 _ARRAY, _TIFF = ".npy", (".tif", ".tiff")
 # an array of three axes whose first is longer has its channels last
