@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.features import join as join_features
 from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.lattice.bounded import build_bounded_lattice
-from permutohedral.lattice.features import join as join_features
 from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.neighborhood import gaussian_weight

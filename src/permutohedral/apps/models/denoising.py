@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import colors as color_features
-from permutohedral.lattice.features import join as join_features
-from permutohedral.lattice.features import positions as grid_features
+from permutohedral.features import colors as color_features
+from permutohedral.features import join as join_features
+from permutohedral.features import positions as grid_features
 from permutohedral.nn import PermutohedralConv
 
 

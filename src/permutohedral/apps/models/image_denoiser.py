@@ -15,7 +15,7 @@ from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralD
 from permutohedral.apps.models.noise_level import estimate_noise
 from permutohedral.apps.models.pretrained import DEFAULT_MODEL, choose_model, load_pretrained
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import opponent_colors
+from permutohedral.features import opponent_colors
 from permutohedral.lattice.tensors import check_tensor
 
 # rounding to 8 bits causes 0.29 / 255
