@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import doctest
 import importlib
 import importlib.util
@@ -101,15 +102,21 @@ PUBLIC = {name: getattr(ph, name) for name in ph.__all__} | {
 
 
 @pytest.mark.parametrize("name", sorted(name for name, value in PUBLIC.items() if callable(value)))
-def test_docstrings_have_examples(name: str) -> None:
-    """Examples run when they are pasted from `help()`: they import what they use."""
+def test_docstrings_have_examples_that_can_be_pasted(name: str) -> None:
+    """Examples of `help()` import what they use; `--doctest-modules` runs them."""
     value = PUBLIC[name]
     documentation = inspect.getdoc(value)
     assert documentation
-    assert ">>>" in documentation or (inspect.isclass(value) and issubclass(value, Exception))
-    for example in doctest.DocTestFinder().find(value, name, globs={}):
-        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
-        assert result.failed == 0
+    examples = doctest.DocTestParser().get_examples(documentation)
+    assert examples or (inspect.isclass(value) and issubclass(value, Exception))
+    nodes = list(ast.walk(ast.parse("".join(example.source for example in examples))))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    known = {node.id for node in names if not isinstance(node.ctx, ast.Load)} | set(dir(builtins))
+    known |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    imported = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    known |= {(alias.asname or alias.name).split(".")[0] for alias in imported}
+    assert {node.id for node in names} <= known
 
 
 def test_dir_lists_public_names_only() -> None:
