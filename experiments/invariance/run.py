@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from experiments.invariance.model import (
 from experiments.mnist.model import SIZE, LeNet
 from experiments.mnist.run import Batches, load_digits, scale
 from experiments.mnist.sampling import Sampling
-from experiments.report import Column, Page, Table, by_row, mean_of, new_figure
+from experiments.report import Column, Page, Table, by_row
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
@@ -237,7 +236,7 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
             f"{'Rotated' if rotated else 'Scaled'} digits",
             text,
             [Table(columns, results), Table([title, *changes], results, caption)],
-            figures={"accuracy.png": ("Errors and change of the first layer", draw(results, rotated))},
+            name="rotation" if rotated else "scale",
         )
     ]
 
@@ -252,36 +251,6 @@ def _with_whole_circles(results: Sequence[Result]) -> list[Result]:
             metrics = {name: run.metrics[f"{name}_whole_circle"] for name in ("accuracy", "change")}
             rows.append(replace(run, name=f"{run.name}, all rotations", config=config, metrics=metrics))
     return rows
-
-
-def draw(results: Sequence[Result], rotated: bool) -> Any:
-    """Draw errors and change of the first layer over the transformation, a line for each row."""
-    figure = new_figure(11.0, 4.4)
-    errors, change = figure.subplots(1, 2)
-    for number, runs in enumerate(by_row(results).values()):
-        dashed = "all rotations" in runs[0].name
-        style = {"label": runs[0].config["title"], "marker": "o", "ms": 3, "linestyle": "--" if dashed else "-"}
-        style |= {"color": f"C{number}", "lw": max(1.0, 3.5 - 0.5 * number)}
-        amounts = sorted(runs[0].metrics["accuracy"], key=float)
-        # an error of zero has no place on a logarithmic axis
-        shares = [max(1 - mean_of(runs, f"metrics/accuracy/{amount}"), 1e-4) for amount in amounts]
-        errors.plot([float(amount) for amount in amounts], shares, **style)
-        amounts = sorted(runs[0].metrics["change"], key=float)
-        changes = {float(amount): mean_of(runs, f"metrics/change/{amount}") for amount in amounts}
-        changes[0.0 if rotated else 1.0] = 0.0
-        change.plot(*zip(*sorted(changes.items()), strict=True), **style)
-    for axis in (errors, change):
-        axis.grid(alpha=0.3, which="both")
-        axis.set_xlabel("rotation, degrees" if rotated else "scale")
-        if rotated:
-            axis.set_xscale("function", functions=(np.sqrt, np.square))
-            axis.set_xticks([0, 10, 20, 30, 45, 60, 90, 180])
-    errors.set_yscale("log")
-    errors.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
-    errors.set_ylabel("digits not recognized")
-    change.set_ylabel("relative change of the first layer's output")
-    figure.legend(*change.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return figure
 
 
 EXPERIMENTS = {name: Experiment(name, InvarianceConfig, run, report, seeds=3) for name in ("rotation", "scale")}
