@@ -34,8 +34,8 @@ from experiments.points.networks import NetworkName, build_network
 from experiments.report import TITLE, WEIGHTS, Column, Lines, Page, Table, by_row
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
+from permutohedral.apps.jobs.cloud_tiles import cut_tiles
 from permutohedral.errors import InputError
-from permutohedral.files.cloud_tiles import cut_tiles
 
 # percent of the points of test clouds, and draws of those below 100; of many clouds one draw, and few are moved
 SHARES, DRAWS, MANY_CLOUDS = (100, 50, 25, 10, 5), 3, 1000
