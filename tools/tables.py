@@ -1,9 +1,8 @@
 """Fill the tables of README.md and docs/ from results/: `make tables`.
 
 A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is an entry of `BENCHMARKS`, or
-`run-time-DEVICE` for the table of `results/run-time-DEVICE.json`, or `results/PATH.md#Heading` for the first table
-below that heading of a report. `#Heading: A; B` shows the rows A and B only. For `results/NAME.csv#Heading` the table
-is made from the results of an experiment; its rows A and B are names of rows.
+`run-time-DEVICE` for the table of `results/run-time-DEVICE.json`, or `results/NAME.csv#Heading` for the table with that
+heading of an experiment. `#Heading: A; B` shows the rows of these names only, and `#time` says how long all rows took.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import readme
 
 from benchmarks import run_time
 from experiments.markdown import markdown_table
+from experiments.provenance import stored_time
 from experiments.registry import load_experiment
 from experiments.training import RunOptions
 
@@ -52,7 +52,7 @@ BENCHMARKS = {
 def fill(text: str) -> str:
     """Fill every region of a page.
 
-    >>> "not been measured" in fill("<!-- table: results/nothing.md#Nothing -->\\n<!-- end of table -->")
+    >>> "not been measured" in fill("<!-- table: results/points.csv#Nothing -->\\n<!-- end of table -->")
     True
     """
     return _REGION.sub(lambda match: f"{match[1]}{_keep_together(render(match['name']))}\n{match[4]}", text)
@@ -71,13 +71,20 @@ def render(name: str) -> str:
         if name.startswith("run-time-"):
             return run_time_table(json.loads((RESULTS / f"{name}.json").read_text()))
         path, _, rest = name.partition("#")
-        heading, _, titles = rest.partition(": ")
-        rows = titles.split("; ") if titles else None
-        if path.endswith(".csv"):
-            return experiment_table(ROOT / path, heading, rows)
-        return report_table((ROOT / path).read_text(), heading, rows)
+        heading, _, names = rest.partition(": ")
+        if heading == "time":
+            return time_line(ROOT / path)
+        return experiment_table(ROOT / path, heading, names.split("; ") if names else None)
     except FileNotFoundError:
         return "*This has not been measured yet.*"
+
+
+def time_line(path: Path) -> str:
+    """Return how long the rows of an experiment took, and where."""
+    times = stored_time(path)
+    if not times:
+        raise FileNotFoundError(path)
+    return f"All rows took {times}."
 
 
 def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
@@ -89,22 +96,6 @@ def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
     if not tables:
         raise FileNotFoundError(path)
     return tables[0].markdown(rows)
-
-
-def report_table(text: str, heading: str, titles: list[str] | None = None) -> str:
-    """Return the first Markdown table below a heading, all rows or those with these titles.
-
-    >>> report_table("# A\\n| x |\\n| --- |\\n\\n# B\\n| y |\\n| --- |\\n", "B")
-    '| y |\\n| --- |'
-    """
-    lines = text.splitlines()
-    if heading:
-        start = next(number for number, line in enumerate(lines) if line.lstrip("# ") == heading)
-        lines = lines[start + 1 :]
-    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    last = next((number for number in range(first, len(lines)) if not lines[number].startswith("|")), len(lines))
-    rows = [line for line in lines[first + 2 : last] if titles is None or line.split(" | ")[0].lstrip("| ") in titles]
-    return "\n".join([*lines[first : first + 2], *rows])
 
 
 def benchmark_table(file: str, names: tuple[str, ...]) -> str:
