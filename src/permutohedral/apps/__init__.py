@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from permutohedral.apps.jobs.maps import upsample_map as upsample_map
     from permutohedral.apps.jobs.segmentation import SegmentedImage as SegmentedImage
     from permutohedral.apps.jobs.segmentation import segment_image as segment_image
-    from permutohedral.apps.models.image_denoiser import Denoiser as Denoiser
+    from permutohedral.apps.models.denoiser import Denoiser as Denoiser
     from permutohedral.apps.models.point_segmentation import PointSegmenter as PointSegmenter
 
 # public functions and classes, and their modules
@@ -32,7 +32,7 @@ _MODULES = {
     "FilteredArray": "jobs.arrays",
     "smooth_cloud": "jobs.clouds",
     "segment_cloud": "jobs.clouds",
-    "Denoiser": "models.image_denoiser",
+    "Denoiser": "models.denoiser",
     "PointSegmenter": "models.point_segmentation",
 }
 

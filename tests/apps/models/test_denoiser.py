@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 from datasets import data_folder
+from permutohedral.apps.models.deep_denoising import DeepDenoiser
+from permutohedral.apps.models.image_denoiser import Denoiser
+from permutohedral.apps.models.pretrained import load_pretrained, shipped_models
 from support import assert_close
 from torch import Tensor
 
 from experiments.data.bsds500 import add_noise, load_colors, load_images
 from experiments.quality import psnr
 from permutohedral.apps.models import image_denoiser
-from permutohedral.apps.models.deep_denoising import DeepDenoiser
-from permutohedral.apps.models.image_denoiser import Denoiser
 from permutohedral.apps.models.noise_level import estimate_noise
-from permutohedral.apps.models.pretrained import load_pretrained, shipped_models
 from permutohedral.errors import InputError
 
 
