@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import importlib
 import importlib.util
 import inspect
 import json
@@ -30,8 +31,11 @@ LAYERS = [
     ["dask"],
     ["nn", "compat"],
     ["crf", "guided"],
+    ["accuracy"],
     ["filters"],
+    ["levels", "features"],
     ["lattice"],
+    ["backends"],
     ["ops"],
     ["errors", "version", "_native"],
 ]
@@ -153,6 +157,13 @@ def test_type_checkers_see_the_public_names() -> None:
     seen = {alias.asname for node in imports for alias in node.names if str(node.module).startswith("permutohedral")}
     assert seen == {*ph.__all__, "dask"}
     assert (PACKAGE / "py.typed").is_file()
+
+
+def test_public_modules_can_be_imported() -> None:
+    names = [name for name in ph.__all__ if inspect.ismodule(getattr(ph, name))]
+    assert len(names) > 10
+    for name in names:
+        assert importlib.import_module(f"permutohedral.{name}") is getattr(ph, name)
 
 
 def test_there_are_few_public_names() -> None:

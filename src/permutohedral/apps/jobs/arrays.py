@@ -227,7 +227,7 @@ def _sigmas_in_samples(
     source: stores.ArraySource, sigma_space: float | Sequence[float], physical: bool
 ) -> tuple[float, ...]:
     """Return a bandwidth in samples for each spatial axis."""
-    from permutohedral.lattice.features import numbers_of
+    from permutohedral.features import numbers_of
 
     sigmas = numbers_of(sigma_space, len(source.space))
     if not physical:

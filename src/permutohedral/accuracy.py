@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import DOCUMENTATION, AccuracyWarning, InputError
-from permutohedral.filters.choice import MethodChoice, explain_bilateral, explain_gaussian
-from permutohedral.filters.exact import sum_points
-from permutohedral.lattice.arrays import ImageFormat
-from permutohedral.lattice.features import (
+from permutohedral.features import (
     Sigma,
     check_guide,
     check_image,
     numbers_of,
     space_in_words,
 )
-from permutohedral.lattice.features import (
+from permutohedral.features import (
     bilateral as bilateral_features,
 )
+from permutohedral.filters.choice import MethodChoice, explain_bilateral, explain_gaussian
+from permutohedral.filters.exact import sum_points
+from permutohedral.filters.images import ImageFormat
 from permutohedral.lattice.tensors import check_count, check_tensor
 
 __all__ = [
