@@ -35,6 +35,10 @@ import json, os, signal, sys
 
 import permutohedral.__main__ as program
 
+from permutohedral.apps import PointSegmenter
+
+from permutohedral.apps import PointSegmenter
+
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "os.chmod", "os.chown"}
 
 def run(folder, moment, arguments):
@@ -115,6 +119,7 @@ def write_inputs(folder: Path) -> None:
     scan.header.scales = np.full(3, 0.001)
     scan.x, scan.y, scan.z = random.random((3, 60)) * 8
     scan.write(folder / "scan.las")
+    PointSegmenter(0, 2, channels=(4,)).save(folder / "model.safetensors")
     zarr.create_array(str(folder / "in.zarr"), data=random.random((8, 8), np.float32), chunks=(4, 8))
 
 
@@ -128,8 +133,8 @@ def content(path: Path) -> Any:
 @pytest.mark.parametrize("command", [
     "image filter photo.png out.png", "image denoise photo.png out.png --sigma 25",
     "image segment photo.png labels.png out.png --overlay over.png",
-    "image upsample coarse.png photo.png out.png", "image solve labels.png photo.png out.png",
-    "image colorize gray.png strokes.png out.png", "cloud segment scan.las out.las",
+    "map upsample coarse.png photo.png out.png", "map solve labels.png photo.png out.png",
+    "image colorize gray.png strokes.png out.png", "cloud segment scan.las out.las --model model.safetensors",
 ])  # fmt: skip
 def test_outputs_are_old_or_new(commands: Commands, command: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)

@@ -12,7 +12,7 @@ from skimage import data
 
 from figures.canvas import DPI, MARGIN
 from figures.filters import draw_filter, draw_neighborhood
-from figures.guide import draw_commands, draw_crf, draw_scan
+from figures.guide import draw_commands, draw_crf
 from figures.levels import draw_levels
 from figures.photographs import draw_segmentation, draw_upsampling
 from figures.simplices import draw_simplices
@@ -40,7 +40,6 @@ def main(folder: Path) -> None:
     save_figure(draw_crf(), folder / "crf.jpg", dpi=90)
     with tempfile.TemporaryDirectory() as scratch:
         save_figure(draw_commands(Path(scratch)), folder / "commands.jpg", dpi=90)
-        save_figure(draw_scan(Path(scratch)), folder / "laser_scans.jpg", dpi=90)
 
 
 if __name__ == "__main__":

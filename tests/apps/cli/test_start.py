@@ -121,7 +121,7 @@ def test_closed_pipe_prints_nothing(command: str) -> None:
     with open(writing, "w") as gone:
         done = subprocess.run(
             [sys.executable, "-m", *command.split()],
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=Path(__file__).resolve().parents[3],
             stdout=gone,
             stderr=subprocess.PIPE,
             text=True,

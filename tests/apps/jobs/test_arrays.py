@@ -53,7 +53,8 @@ def read(path: Path) -> Array:
 
 
 def run(source: Path, target: Path, sigma_space: Any = 1.0, sigma_color: float = 0.3, **options: Any) -> Any:
-    return filter_array(source, target, sigma_space=sigma_space, sigma_color=sigma_color, **options)
+    [result] = filter_array(source, target, sigma_space=sigma_space, sigma_color=sigma_color, **options)
+    return result
 
 
 def expected(volume: Array, sigma_space: Any, sigma_color: float) -> Array:

@@ -124,13 +124,15 @@ class Denoiser(nn.Module):
             )
         batch = images if images.dim() == 4 else images[None]
         result = torch.empty_like(batch)
-        for number, image in enumerate(batch):
+        done = 0
 
-            def report(share: float, number: int = number) -> None:
-                if progress is not None:
-                    progress((number + share) / len(batch))
+        def report(share: float) -> None:
+            if progress is not None:
+                progress((done + share) / len(batch))
 
-            result[number] = self._denoise(image, estimate_noise(image) if sigma is None else sigma, report)
+        for image in batch:
+            result[done] = self._denoise(image, estimate_noise(image) if sigma is None else sigma, report)
+            done += 1
         found = result.reshape(images.shape)
         return found.numpy() if isinstance(pixels, np.ndarray) else found
 
@@ -219,7 +221,8 @@ class _Tiles:
 
     def _on_grid(self, pixels: int) -> int:
         """Round up to a multiple of the coarsest grid of the network."""
-        return math.ceil(pixels / self.network.step) * self.network.step
+        step: int = self.network.step
+        return math.ceil(pixels / step) * step
 
 
 def _has_no_detail(plane: Tensor, sigma: float) -> bool:
