@@ -23,6 +23,8 @@ pytest.importorskip("laspy", reason="laspy is not installed")
 import laspy
 import zarr
 
+from permutohedral.apps import PointSegmenter
+
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system kills processes in another way"),

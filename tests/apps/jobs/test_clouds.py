@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ class Interruption(Exception):
 
 
 def stop_after(number: int) -> Any:
+    calls = itertools.count()
+
     def stop(done: float, total: float, stage: str) -> None:
-        if done == number:
+        # the first call is that of the start
+        if next(calls) == number:
             raise Interruption
 
     return stop
@@ -148,8 +152,12 @@ def test_wide_scans_keep_their_precision(tmp_path: Path) -> None:
 
 
 def test_smoothing_rejects_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "in.ply").touch()
     with pytest.raises(InputError, match=r"ends with \.las or \.laz"):
         smooth_cloud(tmp_path / "in.ply", tmp_path / "out.ply", sigma_space=1.0)
+    (tmp_path / "in.ply").unlink()
+    with pytest.raises(InputError, match="smoothed on the CPU"):
+        smooth_cloud(tmp_path / "in.las", tmp_path / "out.las", device="cuda")
     (tmp_path / "in.las").write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match="cannot read the point cloud"):
         smooth_cloud(tmp_path / "in.las", tmp_path / "out.las", sigma_space=1.0)

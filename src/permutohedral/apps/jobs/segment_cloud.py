@@ -66,14 +66,14 @@ def segment_cloud(
     """
     given, drawn = optional_path("model", model), optional_path("image", image)
     files = batch.plan_files(inputs, output, recursive, list_folder=cloud_formats.list_clouds, check=_check_formats)
+    read = [*filter(None, [given]), *(source for source, _ in files)]
+    check_outputs(read, [*filter(None, [drawn]), *(target for _, target in files)])
     if drawn is not None:
         from permutohedral.apps.io.figure import check_ending
 
         check_ending(drawn)
         if len(files) > 1:
             raise InputError("image shows one cloud, but there are several inputs; leave it out")
-    read = [*filter(None, [given]), *(source for source, _ in files)]
-    check_outputs(read, [*filter(None, [drawn]), *(target for _, target in files)])
     if given is None:
         raise InputError(
             "model is missing, and none is shipped; train one on classified points in thirty lines, see "
