@@ -52,8 +52,10 @@ def test_public_names_load_no_backend() -> None:
 @pytest.mark.process
 def test_jobs_on_files_are_imported_lazily() -> None:
     loaded = loaded_by("import permutohedral as ph; assert set(ph.apps.__all__) <= set(dir(ph.apps))")
-    assert not {"torch", "PIL", "permutohedral.apps.jobs.images"} & loaded
-    assert {"PIL", "permutohedral.apps.jobs.images"} <= loaded_by("import permutohedral as ph; ph.apps.filter_image")
+    assert not {"torch", "PIL", "permutohedral.apps.jobs.filter_image"} & loaded
+    assert {"PIL", "permutohedral.apps.jobs.filter_image"} <= loaded_by(
+        "import permutohedral as ph; ph.apps.filter_image"
+    )
 
 
 @pytest.mark.process
