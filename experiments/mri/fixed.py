@@ -18,7 +18,7 @@ from experiments.mri.measurements import field_of_view, spectrum_matrices
 from experiments.mri.networks import Refinement, centered_grid
 from experiments.mri.trajectories import Domain
 from permutohedral.errors import InputError
-from permutohedral.guided.conjugate_gradients import conjugate_gradients
+from permutohedral.ops.conjugate_gradients import conjugate_gradients
 
 FixedMethod = Literal["nearest", "linear", "kaiser_bessel", "conjugate_gradients"]
 
