@@ -48,11 +48,12 @@ public:
           width_(std::min<int64_t>(C, equations.diagonal.num_channels - first)),
           rows_(equations.diagonal.num_rows),
           threads_(threads),
-          memory_(size_t(8 * rows_ * C) * sizeof(T)),
+          memory_(size_t((8 * rows_ + 1) * C) * sizeof(T)),
           seen_(means.first.empty() ? 0 : (means.first.size() - 1) * C),
           partial_(size_t(divide_up(rows_, rows_per_block) * 2 * C)) {
-        T* at = as<T>(memory_);
-        for (T** each : {&solution_, &residual_, &direction_, &scaled_, &image_, &scale_, &diagonal_, &own_}) {
+        // before the scaled direction: see sum_axis_rows
+        T* at = std::fill_n(as<T>(memory_), C, T(0));
+        for (T** each : {&scaled_, &solution_, &residual_, &direction_, &image_, &scale_, &diagonal_, &own_}) {
             *each = at;
             at += rows_ * C;
         }
@@ -69,8 +70,8 @@ public:
         bool is_open[C];
         T unit[C], length[C] = {}, share[C] = {};
         find_units(right, unit);
-        prepare(right, {out.data, out.num_rows, out.num_channels}, unit, norm_of_right);
-        // the image of the start
+        prepare({out.data, out.num_rows, out.num_channels}, unit, norm_of_right);
+        // of the start
         multiply(curvature, size);
         std::fill_n(length, C, T(1));
         advance(length, false, norm, now);
@@ -141,14 +142,28 @@ private:
         }
     }
 
-    // The largest magnitude of each channel of the right side, or one: squares of large numbers overflow.
+    // Copies the channels of some rows of a matrix that has them all, or one for all, to [rows, C].
+    void read(Matrix<const T> from, int64_t begin, int64_t end, T* to, T padding = T(0)) const {
+        if (C == 1 && from.num_channels == 1) {
+            std::copy(from.data + begin, from.data + end, to + begin);
+            return;
+        }
+        for (int64_t v = begin; v < end; ++v) {
+            for (int c = 0; c < C; ++c) to[v * C + c] = c < width_ ? at(from, v, c) : padding;
+        }
+    }
+
+    // Reads the right side, and finds the largest magnitude of each channel, or one.
     void find_units(Matrix<const T> right, T* unit) {
         for_blocks([&](int64_t begin, int64_t end) {
-            T largest[C] = {};
-            for (int64_t v = begin; v < end; ++v) {
-                for (int64_t c = 0; c < width_; ++c) largest[c] = std::max(largest[c], std::abs(at(right, v, c)));
-            }
-            std::copy_n(largest, C, partial_.data() + begin / rows_per_block * 2 * C);
+            Sums<T> largest = {};
+            read(right, begin, end, residual_);
+            for_numbers(begin * C, end * C, [&](int64_t i, int j) PERMUTOHEDRAL_INLINE_LAMBDA {
+                largest[j] = std::max(largest[j], std::abs(residual_[i]));
+            });
+            double* partial = partial_.data() + begin / rows_per_block * 2 * C;
+            std::fill_n(partial, C, 0.0);
+            for (int j = 0; j < sums_together; ++j) partial[j % C] = std::max(partial[j % C], double(largest[j]));
         });
         std::fill_n(unit, C, T(0));
         for (size_t i = 0; i < partial_.size(); i += 2 * C) {
@@ -157,24 +172,23 @@ private:
         for (int c = 0; c < C; ++c) unit[c] = unit[c] > 0 ? unit[c] : T(1);
     }
 
-    // Reads the equations and the start, in units; the start is the first direction.
-    void prepare(Matrix<const T> right, Matrix<const T> start, const T* unit, double* norm_of_right) {
+    // Reads the equations and the start; the solution has these units, and begins as the first direction.
+    void prepare(Matrix<const T> start, const T* unit, double* norm_of_right) {
         double unused[C];
-        const bool has_data = equations_.data.num_rows > 0;
+        Sums<T> units;
+        for (int j = 0; j < sums_together; ++j) units[j] = unit[j % C];
         sum_blocks(norm_of_right, unused, [&](int64_t begin, int64_t end, Sums<T>& squares, Sums<T>&) {
-            for (int64_t i = begin; i < end; ++i) {
-                const int64_t v = i / C, c = i % C;
-                const bool is_real = c < width_;
-                residual_[i] = is_real ? at(right, v, c) / unit[c] : T(0);
-                solution_[i] = is_real ? at(start, v, c) / unit[c] : T(0);
-                scale_[i] = is_real ? at(equations_.scale, v, c) : T(0);
-                diagonal_[i] = is_real ? at(equations_.diagonal, v, c) : T(1);
-                own_[i] = is_real ? strength_[c] * equations_.mass.data[v] : T(0);
-                if (has_data && is_real) own_[i] += at(equations_.data, v, c);
+            read(start, begin / C, end / C, solution_);
+            read(equations_.scale, begin / C, end / C, scale_);
+            read(equations_.diagonal, begin / C, end / C, diagonal_, T(1));
+            std::fill(own_ + begin, own_ + end, T(0));
+            if (equations_.data.num_rows > 0) read(equations_.data, begin / C, end / C, own_);
+            for_numbers(begin, end, [&](int64_t i, int j) PERMUTOHEDRAL_INLINE_LAMBDA {
+                own_[i] += strength_[j] * equations_.mass.data[i / C];
+                solution_[i] /= units[j];
                 direction_[i] = solution_[i];
                 scaled_[i] = scale_[i] * solution_[i];
-            }
-            for_numbers(begin, end, [&](int64_t i, int j) PERMUTOHEDRAL_INLINE_LAMBDA {
+                residual_[i] /= units[j];
                 squares[j] += residual_[i] * residual_[i];
             });
         });
@@ -189,9 +203,7 @@ private:
                             });
         }
         sum_blocks(curvature, size, [&](int64_t begin, int64_t end, Sums<T>& products, Sums<T>& squares) {
-            const Extent<C> channels(C);
-            T* image = image_ + begin;
-            sum_axis_neighbors_of<T, C>(scaled_, equations_.axis_neighbors, {begin / C, end / C}, channels, image);
+            sum_axis_range<T, C>(scaled_, equations_.axis_neighbors, {begin / C, end / C}, image_ + begin);
             for_numbers(begin, end, [&](int64_t i, int j) PERMUTOHEDRAL_INLINE_LAMBDA {
                 image_[i] = own_[i] * direction_[i] - strength_[j] * scale_[i] * image_[i];
             });
