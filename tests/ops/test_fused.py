@@ -83,10 +83,11 @@ def test_overrides_equal_their_definitions(name: str, backend: str, dtype: torch
 def test_index_with_neighbors(backend: str, dtype: torch.dtype) -> None:
     """Lattice points may be numbered in another order."""
     ops, features = backend_on(DEVICE.type), 3 * draw(60, 3, dtype=dtype)
-    offsets = ph.lattice.Neighborhood(3, 1).offsets(DEVICE)
+    neighborhood = ph.lattice.Neighborhood(3, 1)
+    taps = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
 
     def run(function: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-        keys, vertices, barycentric, _, neighbors = function(features, None, offsets, fits)
+        keys, vertices, barycentric, _, neighbors = function(features, None, *taps, fits)
         around = torch.where((neighbors >= 0)[:, :, None], keys[neighbors.clamp_min(0).long()], -1)
         return around[:, vertices.long()], barycentric
 

@@ -13,7 +13,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.lattice.features import colors, join, positions, positive_numbers
 from permutohedral.lattice.lattice import build_lattice
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.ops.tracing import is_traced
 
 # label of pixels without one
@@ -46,7 +46,7 @@ class DenseEnergyLoss(nn.Module):
     torch.Size([2, 21, 32, 32])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

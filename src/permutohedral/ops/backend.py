@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.contract import (
     SMALLEST_MASS,
     ColorGridTables,
@@ -119,14 +119,23 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    def find_neighbors(
+        self,
+        source_keys: Tensor,
+        table: Tensor,
+        target_keys: Tensor,
+        offsets: Tensor,
+        opposite: Tensor | None = None,
+    ) -> Tensor:
         """Look up the source lattice point at each tap of every target lattice point.
 
         Args:
             source_keys: int32 `[source_lattice_points, 1 + d]`, distinct rows.
             table: of `source_keys`, from the same backend; or an empty tensor.
-            target_keys: int32 `[target_lattice_points, 1 + d]`; may be the very tensor `source_keys`.
+            target_keys: int32 `[target_lattice_points, 1 + d]`.
             offsets: int32 `[filter_size, d]`, the first d coordinates of each tap's offset.
+            opposite: int64 `[filter_size]`, the tap at the negative offset of each tap; only where the targets are the
+                sources. Then two opposite taps may be looked up as one. None to look up each tap.
 
         Returns:
             int32 `[filter_size, target_lattice_points]`: the row of `source_keys` equal to
@@ -167,14 +176,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
-        """l_j = max_{i in C(j)} v_i, for each channel by itself; NaN is larger than any number.
+    def find_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
+        """Find the points with the largest values, for each channel by itself; NaN is larger than any number.
 
         There may be any number of corners, and two of a point may be the same.
 
         Returns:
-            largest: `[num_lattice_points, channels]`, zero where there are no points.
-            winners: int32, of the same shape: the first point that has the largest value, -1 where there is none.
+            int32 `[num_lattice_points, channels]`, the first point of C(j) that has the largest value, -1 where there
+            are no points.
         """
 
     @abstractmethod
@@ -327,20 +336,37 @@ class Backend(ABC):
         features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
         return (features + shift).flatten(-axes - 1, -2)
 
+    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
+        """l_j = max_{i in C(j)} v_i for each channel, zero where there are no points; see `find_largest`.
+
+        The gradient goes to the first point that has the largest value.
+        """
+        winners = self.find_largest(values, vertices, num_lattice_points)
+        if values.shape[0] == 0:
+            return values.new_zeros(winners.shape)
+        # gradients of 16 bits are summed in 32
+        wide = values.to(accumulation_dtype(values.dtype))
+        return torch.where(winners >= 0, wide.gather(0, winners.clamp_min(0).long()), 0).to(values.dtype)
+
     def index_with_neighbors(
-        self, features: Tensor, batch: Tensor | None, offsets: Tensor, check: Callable[[int], None]
+        self,
+        features: Tensor,
+        batch: Tensor | None,
+        offsets: Tensor,
+        opposite: Tensor,
+        check: Callable[[int], None],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """`index_points`, followed by `find_neighbors` of its lattice points at these `offsets`.
 
         Args:
             features, batch: see `index_points`.
-            offsets: see `find_neighbors`.
+            offsets, opposite: see `find_neighbors`.
             check: raises if the neighbors of this number of lattice points do not fit the memory; called where the
                 number is known before they are found.
         """
         keys, vertices, barycentric, table = self.index_points(features, batch)
         check(keys.shape[0])
-        return keys, vertices, barycentric, table, self.find_neighbors(keys, table, keys, offsets)
+        return keys, vertices, barycentric, table, self.find_neighbors(keys, table, keys, offsets, opposite)
 
     def filter_points(
         self, values: Tensor, features: Tensor, batch: Tensor | None, check: Callable[[int], None]
@@ -349,8 +375,9 @@ class Backend(ABC):
 
         For `check` see `index_with_neighbors`; it is called before the values are filtered.
         """
-        offsets = axis_offsets(features.shape[1], features.device)
-        _, vertices, barycentric, _, neighbors = self.index_with_neighbors(features, batch, offsets, check)
+        along = features.shape[1], features.device
+        taps = axis_offsets(*along), axis_opposite(*along)
+        _, vertices, barycentric, _, neighbors = self.index_with_neighbors(features, batch, *taps, check)
         return self.filter_gaussian(values, vertices, barycentric, neighbors, vertices, barycentric)
 
     def filter_gaussian(

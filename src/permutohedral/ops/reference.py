@@ -200,7 +200,9 @@ def coarsen_lattice(
     return coarse_keys, parents, table, coarsen_vertices(vertices, coarse_keys, parents), weights
 
 
-def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+def find_neighbors(
+    source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor, opposite: Tensor | None = None
+) -> Tensor:
     (sources, targets), device = (source_keys.shape[0], target_keys.shape[0]), offsets.device
     neighbors = torch.full((offsets.shape[0], targets), -1, dtype=torch.int32, device=device)
     if sources == 0:
@@ -258,7 +260,7 @@ def _gather(lattice_values: Tensor, neighbors: Tensor) -> Iterator[Tensor]:
     return (padded.index_select(0, rows) for rows in neighbors + 1)
 
 
-def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+def find_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
     (points, corners), shape = vertices.shape, (num_lattice_points, values.shape[1])
     candidates = values.repeat_interleave(corners, dim=0)
     point = torch.arange(points, device=values.device).repeat_interleave(corners)
@@ -268,7 +270,7 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     # behind all points where a value is not the largest
     numbers = torch.where(wins, point[:, None], points)
     winners = point.new_full(shape, points).scatter_reduce(0, place, numbers, "amin")
-    return largest, torch.where(winners < points, winners, -1).int()
+    return torch.where(winners < points, winners, -1).int()
 
 
 def convolve(
@@ -362,7 +364,7 @@ class Reference(Backend):
     splat = staticmethod(splat)
     slice = staticmethod(slice)
     barycentric_gradient = staticmethod(barycentric_gradient)
-    splat_largest = staticmethod(splat_largest)
+    find_largest = staticmethod(find_largest)
     convolve = staticmethod(convolve)
     convolve_weight_gradient = staticmethod(convolve_weight_gradient)
     blur = staticmethod(blur)
