@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "casters.hpp"
@@ -93,21 +94,20 @@ void use_instruction_set(const std::string& name) {
 }
 
 // Ends an index: returns the keys and the lookup table as DLPack capsules.
-nb::tuple finish(VertexIndex& index) {
+std::pair<nb::object, nb::object> finish(VertexIndex& index) {
     const int64_t rows = index.num_lattice_points, columns = index.packing.num_columns, words = index.table_size();
     Memory keys(sizeof(int32_t) * rows * columns), table(sizeof(int64_t) * words);
     {
         nb::gil_scoped_release release;
         index.finish(as<int32_t>(keys), as<int64_t>(table));
     }
-    return nb::make_tuple(to_capsule(std::move(keys), {rows, columns}, false, 32),
-                          to_capsule(std::move(table), {words}, false, 64));
+    return {to_capsule(std::move(keys), {rows, columns}, false, 32), to_capsule(std::move(table), {words}, false, 64)};
 }
 
 // Returns None where a feature is out of range.
 template <class T>
-std::optional<nb::tuple> index_points(Points<T> points, T limit, Matrix<int32_t> vertices, Matrix<T> barycentric,
-                                      int threads) {
+std::optional<std::pair<nb::object, nb::object>> index_points(Points<T> points, T limit, Matrix<int32_t> vertices,
+                                                              Matrix<T> barycentric, int threads) {
     VertexIndex index(points.num_points, points.d + 1, vertices.data, threads);
     bool fits;
     {
@@ -120,7 +120,7 @@ std::optional<nb::tuple> index_points(Points<T> points, T limit, Matrix<int32_t>
 
 // Numbers the keys that `number` makes of each row, one or two.
 template <void (*number)(VertexIndex&, const int32_t*, int64_t)>
-nb::tuple index_rows(Matrix<const int32_t> keys, Matrix<int32_t> numbers, int threads) {
+std::pair<nb::object, nb::object> index_rows(Matrix<const int32_t> keys, Matrix<int32_t> numbers, int threads) {
     VertexIndex index(keys.num_rows * numbers.num_channels, 1, numbers.data, threads);
     {
         nb::gil_scoped_release release;

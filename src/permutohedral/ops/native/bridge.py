@@ -161,7 +161,8 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """Return an uninitialized tensor. The core keeps the memory of large ones when they are freed."""
     if math.prod(shape) * dtype.itemsize < _native.LEAST_KEPT_BYTES:
         return torch.empty(shape, dtype=dtype, device=CPU)
-    return from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+    fresh: Tensor = from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+    return fresh
 
 
 def run_in_place(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
