@@ -14,8 +14,8 @@ from support import DEVICE, TOLERANCE, assert_close, relative_error, to_numpy, t
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.features import FEATURE_SHIFT
 from permutohedral.filters.normalization import NORMALIZATIONS
-from permutohedral.lattice.features import FEATURE_SHIFT
 
 SIGMAS: dict[str, Any] = {"sigma_space": 1.7, "sigma_color": 0.3}
 

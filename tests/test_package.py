@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import importlib
 import importlib.util
 import inspect
 import json
@@ -26,19 +27,21 @@ PACKAGE = Path(ph.__file__).parent
 
 # a module imports from its own layer and from layers below it
 LAYERS = [
-    ["__main__", "cli", "playground"],
-    ["files", "dask"],
-    ["models"],
+    ["__main__", "apps"],
+    ["dask"],
     ["nn", "compat"],
     ["crf", "guided"],
+    ["accuracy"],
     ["filters"],
+    ["levels", "features"],
     ["lattice"],
+    ["backends"],
     ["ops"],
     ["errors", "version", "_native"],
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # needs torch and NumPy only
-LIBRARY = {name for names in LAYERS[3:] for name in names}
+LIBRARY = {name for names in LAYERS[2:] for name in names}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -120,7 +123,7 @@ def test_public_names_load_no_backend() -> None:
     ours = {name for name in after if name.split(".")[0] == "permutohedral"}
     others = {name.split(".")[0] for name in after - before - ours}
     assert others <= sys.stdlib_module_names | {"torch", "numpy"}
-    assert {name.split(".")[1] for name in ours if "." in name} <= {*LIBRARY, "files", "models"}
+    assert {name.split(".")[1] for name in ours if "." in name} <= {*LIBRARY, "apps"}
     assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
     # these take longer to load than everything else together
     assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
@@ -128,9 +131,9 @@ def test_public_names_load_no_backend() -> None:
 
 @pytest.mark.process
 def test_jobs_on_files_are_imported_lazily() -> None:
-    loaded = loaded_by("import permutohedral as ph; assert set(ph.files.__all__) <= set(dir(ph.files))")
-    assert not {"torch", "PIL", "permutohedral.files.images"} & loaded
-    assert {"PIL", "permutohedral.files.images"} <= loaded_by("import permutohedral as ph; ph.files.filter_image")
+    loaded = loaded_by("import permutohedral as ph; assert set(ph.apps.__all__) <= set(dir(ph.apps))")
+    assert not {"torch", "PIL", "permutohedral.apps.jobs.images"} & loaded
+    assert {"PIL", "permutohedral.apps.jobs.images"} <= loaded_by("import permutohedral as ph; ph.apps.filter_image")
 
 
 @pytest.mark.process
@@ -154,6 +157,13 @@ def test_type_checkers_see_the_public_names() -> None:
     seen = {alias.asname for node in imports for alias in node.names if str(node.module).startswith("permutohedral")}
     assert seen == {*ph.__all__, "dask"}
     assert (PACKAGE / "py.typed").is_file()
+
+
+def test_public_modules_can_be_imported() -> None:
+    names = [name for name in ph.__all__ if inspect.ismodule(getattr(ph, name))]
+    assert len(names) > 10
+    for name in names:
+        assert importlib.import_module(f"permutohedral.{name}") is getattr(ph, name)
 
 
 def test_there_are_few_public_names() -> None:

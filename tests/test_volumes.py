@@ -15,7 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import FEATURE_SHIFT
+from permutohedral.features import FEATURE_SHIFT
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -14,8 +14,8 @@ permutohedral lattice, convolved there, and sliced back at any points. Start her
     features from images                 `features.bilateral`, `features.positions`, `features.colors`, `features.join`
     dense random fields                  `crf.mean_field`, `nn.DenseCRF`
     coarser levels of a lattice          `levels.build_pyramid`
-    filter, denoise, segment files       `files.filter_image`, `files.denoise_image`, `files.segment_image`, ...
-    networks with trained weights        `models`
+    filter, denoise, segment files       `apps.filter_image`, `apps.denoise_image`, `apps.segment_image`, ...
+    networks with trained weights        `apps.Denoiser`, `apps.PointSegmenter`
     see which backend runs, and why      `backends.explain`
     measure the approximation            `accuracy.estimate_error`, `accuracy.explain_bilateral`
     forecast memory                      `lattice.forecast_memory`, `Lattice.statistics`
@@ -37,16 +37,18 @@ from typing import TYPE_CHECKING
 from permutohedral.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from permutohedral import accuracy as accuracy
+    from permutohedral import apps as apps
+    from permutohedral import backends as backends
     from permutohedral import compat as compat
     from permutohedral import crf as crf
     from permutohedral import dask as dask
     from permutohedral import errors as errors
-    from permutohedral import files as files
+    from permutohedral import features as features
     from permutohedral import guided as guided
     from permutohedral import lattice as lattice
-    from permutohedral import models as models
+    from permutohedral import levels as levels
     from permutohedral import nn as nn
-    from permutohedral.filters import accuracy as accuracy
     from permutohedral.filters.bilateral import bilateral_filter as bilateral_filter
     from permutohedral.filters.gaussian import gaussian_filter as gaussian_filter
     from permutohedral.filters.learned import permutohedral_filter as permutohedral_filter
@@ -56,11 +58,8 @@ if TYPE_CHECKING:
     from permutohedral.guided import bilateral_solver as bilateral_solver
     from permutohedral.guided import interpolate as interpolate
     from permutohedral.guided import upsample as upsample
-    from permutohedral.lattice import features as features
-    from permutohedral.lattice import levels as levels
     from permutohedral.lattice.lattice import Lattice as Lattice
     from permutohedral.lattice.lattice import build_lattice as build_lattice
-    from permutohedral.ops import backends as backends
 
 # Public functions and classes, and the modules that define them. They are imported on first use, so that the command
 # line answers --help without loading torch.
@@ -77,22 +76,21 @@ _FUNCTIONS = {
     "splat": "filters.steps",
     "upsample": "guided",
 }
-# Public modules, and where they are.
-_MODULES = {
-    "accuracy": "filters.accuracy",
-    "backends": "ops.backends",
-    "compat": "compat",
-    "crf": "crf",
-    "dask": "dask",
-    "errors": "errors",
-    "features": "lattice.features",
-    "files": "files",
-    "guided": "guided",
-    "lattice": "lattice",
-    "levels": "lattice.levels",
-    "models": "models",
-    "nn": "nn",
-}
+# Each is a file or a folder of this package.
+_MODULES = (
+    "accuracy",
+    "apps",
+    "backends",
+    "compat",
+    "crf",
+    "dask",
+    "errors",
+    "features",
+    "guided",
+    "lattice",
+    "levels",
+    "nn",
+)
 # `import *` must work without Dask
 __all__ = ["__version__", *_FUNCTIONS, *(name for name in _MODULES if name != "dask")]  # noqa: PLE0604
 
@@ -103,7 +101,7 @@ if not TYPE_CHECKING:
 
         if name in _MODULES:
             try:
-                return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+                return importlib.import_module(f"{__name__}.{name}")
             except ModuleNotFoundError as error:
                 # `hasattr` and `help` expect it where an extra is missing
                 raise AttributeError(str(error)) from error

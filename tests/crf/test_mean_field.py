@@ -15,7 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.crf.kernels import KERNEL_NORMALIZATIONS
-from permutohedral.lattice.features import FEATURE_SHIFT
+from permutohedral.features import FEATURE_SHIFT
 
 pytestmark = pytest.mark.usefixtures("backend")
 

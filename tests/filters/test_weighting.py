@@ -14,7 +14,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import FEATURE_SHIFT
+from permutohedral.features import FEATURE_SHIFT
 
 SIGMAS: dict[str, Any] = {"sigma_space": 2.0, "sigma_color": 0.4}
 

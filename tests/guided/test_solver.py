@@ -12,7 +12,7 @@ from support import DEVICE, assert_close, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.lattice.features import FEATURE_SHIFT
+from permutohedral.features import FEATURE_SHIFT
 
 HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_COLOR = 6, 8, 2.3, 0.37
 EXACT: dict[str, Any] = {"num_iterations": 400, "tolerance": 1e-13}

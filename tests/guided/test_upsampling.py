@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import permutohedral as ph
-from permutohedral.lattice.features import FEATURE_SHIFT
+from permutohedral.features import FEATURE_SHIFT
 
 MODES: tuple[Any, ...] = ("gaussian", "affine", "solver")
 

@@ -13,7 +13,7 @@ from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.lattice.features import FEATURE_SHIFT
+from permutohedral.features import FEATURE_SHIFT
 from permutohedral.nn import BilateralConv2d, BilateralFilter
 
 SIGMAS: dict[str, Any] = {"sigma_space": 2.5, "sigma_color": 0.3}

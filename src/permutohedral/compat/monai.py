@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from permutohedral.errors import InputError
+from permutohedral.features import positions, positive_numbers
 from permutohedral.filters.gaussian import gaussian_filter
-from permutohedral.lattice.features import positions, positive_numbers
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.reference import elevation_matrix

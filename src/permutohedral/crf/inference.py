@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is_filtered_both_ways, is_undamped
 from permutohedral.crf.kernels import Kernel
-from permutohedral.crf.layout import Layout, items_of_rows, layout_of
+from permutohedral.crf.layout import FieldLayout, field_layout, items_of_rows
 from permutohedral.crf.pairwise import CheckedFilter, Pairwise, compatibility_of, prepare
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
@@ -147,8 +147,8 @@ def free_energy(
 
 def _check(
     energies: Tensor, kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, marginals: dict[str, Tensor | None]
-) -> Layout:
-    layout = layout_of(energies, kernels)
+) -> FieldLayout:
+    layout = field_layout(energies, kernels)
     if lattices is not None and len(lattices) != len(kernels):
         raise InputError(f"lattices: give a lattice for each of the {len(kernels)} kernels, got {len(lattices)}")
     for name, tensor in marginals.items():
@@ -169,7 +169,7 @@ def _reject_nan(energies: Tensor) -> None:
         raise energies_error()
 
 
-def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: Layout) -> list[Pairwise]:
+def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: FieldLayout) -> list[Pairwise]:
     lattices = [kernel.build_lattice() for kernel in kernels] if lattices is None else lattices
     pairwise = [prepare(kernel, lattice, layout) for kernel, lattice in zip(kernels, lattices, strict=True)]
     if len({pair.lattice.dtype for pair in pairwise}) > 1:
@@ -248,7 +248,7 @@ def _run_undamped(
     ops: Backend,
     pairwise: Sequence[Pairwise],
     both_ways: bool,
-    layout: Layout,
+    layout: FieldLayout,
     energies: Tensor,
     start: Tensor | None,
     steps: int,

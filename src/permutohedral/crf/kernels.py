@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import FEATURE_SHIFT, Sigma, check_image
-from permutohedral.lattice.features import bilateral as bilateral_features
-from permutohedral.lattice.features import positions as grid_features
+from permutohedral.features import FEATURE_SHIFT, Sigma, check_image
+from permutohedral.features import bilateral as bilateral_features
+from permutohedral.features import positions as grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced

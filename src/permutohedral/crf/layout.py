@@ -15,7 +15,7 @@ from permutohedral.lattice.tensors import check_tensor, reject_torchscript
 
 
 @dataclass(frozen=True)
-class Layout:
+class FieldLayout:
     """The shape of energies and marginals.
 
     Attributes:
@@ -65,7 +65,7 @@ class Layout:
         return torch.where(total > 0, marginals / torch.where(total > 0, total, 1.0), 1 / self.labels)
 
 
-def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
+def field_layout(energies: Tensor, kernels: Sequence[Kernel]) -> FieldLayout:
     """Return the layout of energies, or raise if they do not match the kernels."""
     reject_torchscript()
     check_tensor("energies", energies)
@@ -87,7 +87,7 @@ def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
         raise InputError(f"energies must be {named}, or a batch of these, for these kernels, got shape {shape}")
     labels = shape[-1] if space is None else shape[len(shape) - axes]
     points = shape[-2] if space is None else math.prod(space)
-    layout = Layout(shape, labels, shape[0] if len(shape) > axes else None, points, labels_last=space is None)
+    layout = FieldLayout(shape, labels, shape[0] if len(shape) > axes else None, points, labels_last=space is None)
     if labels < 1:
         raise InputError(f"energies must have at least one label, got shape {shape}")
     for kernel in kernels:
@@ -95,7 +95,7 @@ def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
     return layout
 
 
-def _check_kernel(kernel: Kernel, layout: Layout, energies: Tensor) -> None:
+def _check_kernel(kernel: Kernel, layout: FieldLayout, energies: Tensor) -> None:
     features = kernel.features
     if features.shape[-2] != layout.points:
         raise InputError(f"a kernel has {features.shape[-2]} points, but the energies {layout.points}")
@@ -115,7 +115,7 @@ def _check_kernel(kernel: Kernel, layout: Layout, energies: Tensor) -> None:
         )
 
 
-def items_of_rows(layout: Layout, kernels: Sequence[Kernel], device: torch.device) -> tuple[Tensor, int]:
+def items_of_rows(layout: FieldLayout, kernels: Sequence[Kernel], device: torch.device) -> tuple[Tensor, int]:
     """Return the item of each row, int64 `[rows]`, and the number of items."""
     ragged = [kernel.batch for kernel in kernels if kernel.batch is not None]
     if ragged:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.crf.kernels import Kernel, KernelNormalization
-from permutohedral.crf.layout import Layout
+from permutohedral.crf.layout import FieldLayout
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
@@ -107,7 +107,7 @@ def _parameters(
     return *powers, None, compatibility / gain
 
 
-def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:
+def prepare(kernel: Kernel, lattice: Lattice, layout: FieldLayout) -> Pairwise:
     """Return the kernel on the rows of `layout`."""
     if lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
         raise InputError(f"a lattice of {lattice.source.num_points} points does not fit a kernel of {layout.points}")
@@ -134,7 +134,7 @@ def _apply(compatibility: float | Tensor, filtered: Tensor) -> Tensor:
     return filtered * compatibility if compatibility.dim() == 1 else filtered @ compatibility
 
 
-def _flatten(lattice: Lattice, axis_neighbors: Tensor, layout: Layout) -> tuple[Lattice, Tensor]:
+def _flatten(lattice: Lattice, axis_neighbors: Tensor, layout: FieldLayout) -> tuple[Lattice, Tensor]:
     """Return the lattice of the points of all items, repeated where items share it."""
     if lattice.batch_size is not None:
         return replace(lattice, batch_size=None), axis_neighbors

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from permutohedral.dask.workers import check_chunk_fits, limit_worker_cache
 from permutohedral.errors import InputError
-from permutohedral.files import tiling
-from permutohedral.files.tiling import CHANNELS, SPATIAL
+from permutohedral.features import Sigma, numbers_of
+from permutohedral.filters import tiling
 from permutohedral.filters.gaussian import GaussianMethod
+from permutohedral.filters.tiling import CHANNELS, SPATIAL
 from permutohedral.lattice.checks import check_method
-from permutohedral.lattice.features import Sigma, numbers_of
 
 # values `[channels, *space]` of a tile with its margins, and the position of the first sample -> the same space
 TileFilter = Callable[[Tensor, tuple[int, ...]], Tensor]

@@ -11,14 +11,14 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from permutohedral.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
+from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
+from permutohedral.filters.images import Data, ImageFormat, as_given, is_uint8, optional_tensor
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
-from permutohedral.lattice.arrays import Data, ImageFormat, as_given, is_uint8, optional_tensor
 from permutohedral.lattice.checks import check_method
-from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
-from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.ops.tracing import breaks_graph, has_no_subclass, is_traced, requires_gradient, wants_gradient
 
 # the filter is useless if neighbors are further apart, in standard deviations, and the image changes by a smaller share

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import AccuracyWarning
+from permutohedral.features import Sigma, check_channels_first, check_guide, check_image, numbers_of
+from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.color_grid import (
     COARSE,
     MAX_GUIDE_CHANNELS,
@@ -25,9 +27,7 @@ from permutohedral.filters.color_grid import (
     is_within_limits,
 )
 from permutohedral.filters.exact import needs_sigma_gradient, sigma_in_pixels, window_size
-from permutohedral.lattice.arrays import Data, ImageFormat
-from permutohedral.lattice.features import Sigma, check_channels_first, check_guide, check_image, numbers_of
-from permutohedral.lattice.features import bilateral as bilateral_features
+from permutohedral.filters.images import Data, ImageFormat
 from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.binding import bind
 from permutohedral.ops.tracing import is_recorded, is_traced

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.features import Sigma, in_units_of, numbers_of
 from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.normalization import Normalization
-from permutohedral.lattice.features import Sigma, in_units_of, numbers_of
 from permutohedral.lattice.tensors import check_features, check_tensor, has_finite_sum
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import Sigma
+from permutohedral.features import Sigma
 from permutohedral.lattice.geometry import reach
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import surely_all

@@ -14,11 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from permutohedral.features import FEATURE_SHIFT, Sigma, in_units_of
+from permutohedral.features import join as join_features
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids, Windows, find_windows
-from permutohedral.guided.maps import Layout, features_of
-from permutohedral.lattice.features import FEATURE_SHIFT, Sigma, in_units_of
-from permutohedral.lattice.features import join as join_features
+from permutohedral.guided.maps import MapLayout, features_of
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops.binding import bind
@@ -104,7 +104,7 @@ class Interpolation:
         corners, weights = self.grids.corners(rows, self.share.dtype)
         return rows, corners, weights * self.share.index_select(0, rows)
 
-    def add_to(self, means: Tensor, complete: Tensor, layout: Layout) -> Tensor:
+    def add_to(self, means: Tensor, complete: Tensor, layout: MapLayout) -> Tensor:
         """Add the interpolation of maps `[..., channels, *coarse]` to `means [target rows, channels]`."""
         if self.share.shape[1] > 1 or is_recorded() or is_batched(self.share):
             # everywhere: the targets differ by channel or cannot be read
@@ -136,7 +136,7 @@ class Reach:
         """Barycentric weights of the targets divided by their mass: a slice yields the weighted mean."""
         return self.joint.lattice.target.barycentric / (self.joint.gain * self.mass.clamp_min(LEAST_MASS))
 
-    def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
+    def average(self, complete: Tensor, layout: MapLayout, channels_last: bool) -> Tensor:
         """Return weighted means at all targets, `[..., channels, *space]`.
 
         Args:
@@ -169,7 +169,7 @@ class Mixture:
     samples: Tensor
     shares: Tensor
 
-    def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
+    def average(self, complete: Tensor, layout: MapLayout, channels_last: bool) -> Tensor:
         """Return weighted means at all targets, as `Reach.average`."""
         rows = layout.to_rows(complete)
         check_rows(len(self.samples), rows.shape[1], rows)
@@ -220,7 +220,7 @@ def default_sigma(grids: Grids, share: float) -> float | list[float]:
     return sigmas[0] if len(set(sigmas)) == 1 else sigmas
 
 
-def ones_for(layout: Layout, joint: Joint) -> Tensor:
+def ones_for(layout: MapLayout, joint: Joint) -> Tensor:
     """Return equal weights of all coarse samples, `[rows, 1]`."""
     rows = layout.guides * math.prod(joint.grids.coarse)
     return torch.ones(rows, 1, dtype=joint.lattice.dtype, device=joint.lattice.device)

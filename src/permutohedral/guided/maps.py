@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.features import Sigma, check_channels_first, opponent_colors
+from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.features import Sigma, check_channels_first, opponent_colors
-from permutohedral.lattice.features import bilateral as bilateral_features
 from permutohedral.lattice.tensors import check_tensor
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_batched, is_recorded, plain_numbers, surely_all
@@ -26,7 +26,7 @@ _LARGEST_GUIDE = 4.0
 
 
 @dataclass(frozen=True)
-class Layout:
+class MapLayout:
     """How maps `[..., channels, *space]` become rows.
 
     Attributes:
@@ -87,7 +87,7 @@ def check_space(guide: Tensor, spatial_dims: int) -> tuple[int, ...]:
     return tuple(guide.shape[-spatial_dims:])
 
 
-def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.device, spatial_dims: int) -> Layout:
+def map_layout(name: str, maps: Tensor, items: tuple[int, ...], device: torch.device, spatial_dims: int) -> MapLayout:
     """Return the layout of maps along a guide with the batch axes `items`, or raise if they do not match."""
     check_tensor(name, maps)
     if maps.dim() <= spatial_dims or not maps.is_floating_point():
@@ -100,7 +100,7 @@ def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.dev
     leading = tuple(maps.shape[: -spatial_dims - 1])
     if items and items != leading:
         raise InputError(f"a guide with batch axes {items} needs {name} with the same, got {leading}")
-    return Layout(leading, maps.shape[-spatial_dims - 1], not items)
+    return MapLayout(leading, maps.shape[-spatial_dims - 1], not items)
 
 
 def guide_and_sigma(

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
+from permutohedral.filters.images import Data, as_given, optional_tensor, to_tensor
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_recorded, surely_all
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.features import Sigma
+from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.conjugate_gradients import (
     ROUNDING_ERRORS,
@@ -27,18 +29,16 @@ from permutohedral.guided.conjugate_gradients import (
 )
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
-    Layout,
+    MapLayout,
     check_space,
     default_guide,
     features_of,
     in_wider_dtype,
     known_values,
-    layout_of,
+    map_layout,
     weights_like,
 )
-from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.lattice.checks import splat_density
-from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
@@ -233,7 +233,7 @@ class BilateralSolver:
         rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
         return data.layout.from_rows(rows, self.space).contiguous()
 
-    def _check_start(self, start: Tensor | None, layout: Layout) -> None:
+    def _check_start(self, start: Tensor | None, layout: MapLayout) -> None:
         if start is None:
             return
         check_tensor("start", start)
@@ -246,7 +246,7 @@ class BilateralSolver:
         if not is_recorded() and not surely_all(start.isfinite()):
             raise InputError("start must be finite, got NaN or infinity; leave it out, or fill it")
 
-    def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
+    def _on_lattice(self, start: Tensor, layout: MapLayout) -> Tensor:
         """Return lattice values whose interpolation is close to `start`."""
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
@@ -254,7 +254,7 @@ class BilateralSolver:
         sums = bind(values, barycentric).splat(values, source.vertices, barycentric, source.num_lattice_points)
         return sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(rows.dtype).tiny)
 
-    def _where(self, target: Tensor, observe: str | Tensor) -> tuple[Grids | Tensor | None, int, Layout]:
+    def _where(self, target: Tensor, observe: str | Tensor) -> tuple[Grids | Tensor | None, int, MapLayout]:
         """Return where the samples of a target lie (see `_Data`), its number of spatial axes, and its layout."""
         axes = len(self.space)
         where: Grids | Tensor | None = None
@@ -274,7 +274,7 @@ class BilateralSolver:
                 )
             # the guide separates the two sides of an edge only at pixels
             where, axes = rows_of_samples(observe.detach().round().long(), self.space), 1
-        layout = layout_of("target", target, self._items, self._guide.device, axes)
+        layout = map_layout("target", target, self._items, self._guide.device, axes)
         seen = tuple(target.shape[-axes:])
         if isinstance(where, Tensor) and seen != (len(where),):
             raise InputError(
@@ -299,7 +299,7 @@ class BilateralSolver:
         target: Tensor,
         sample_weight: Tensor | None,
         where: Grids | Tensor | None,
-        layout: Layout,
+        layout: MapLayout,
     ) -> _Data:
         axes = 1 if isinstance(where, Tensor) else len(self.space)
         values, weights = known_values(target.to(self.lattice.dtype), sample_weight, axes)
@@ -338,7 +338,7 @@ class _Data:
     values: Tensor
     weights: Tensor
     where: Grids | Tensor | None
-    layout: Layout
+    layout: MapLayout
 
     def mean(self) -> Tensor:
         """Return the weighted mean of each channel, `[1, channels]`: the result where no data reach."""

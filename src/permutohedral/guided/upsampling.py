@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.features import Sigma
+from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
 from permutohedral.guided.joint import affine_model, default_sigma, joint_lattice, ones_for
 from permutohedral.guided.maps import (
-    Layout,
+    MapLayout,
     check_space,
     default_guide,
     in_wider_dtype,
     is_channels_last,
     known_values,
-    layout_of,
+    map_layout,
 )
 from permutohedral.guided.solver import BilateralSolver
-from permutohedral.lattice.arrays import Data, ImageFormat, as_given, optional_tensor, to_tensor
-from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.tensors import check_count
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_recorded
@@ -119,7 +119,7 @@ class Upsampler:
         self, coarse: Tensor, sample_weight: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
     ) -> Tensor:
         axes = len(self.grids.coarse)
-        layout = layout_of("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
+        layout = map_layout("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
         if tuple(coarse.shape[-axes:]) != self.grids.coarse:
             raise InputError(f"this upsampler is for maps of {self.grids.coarse}, got {tuple(coarse.shape[-axes:])}")
         steps = self._steps if steps is None else steps
@@ -139,18 +139,20 @@ class Upsampler:
             upsampled = self._filter(maps, weights, layout, options)
         return upsampled.to(coarse.dtype)
 
-    def _filter_apart(self, maps: Tensor, weights: Tensor, layout: Layout, options: tuple[int, float, bool]) -> Tensor:
+    def _filter_apart(
+        self, maps: Tensor, weights: Tensor, layout: MapLayout, options: tuple[int, float, bool]
+    ) -> Tensor:
         """Upsample maps one by one where they differ in what is known."""
         axes = len(self.grids.coarse)
         if layout.shared and layout.leading:
             items = zip(maps.flatten(0, -axes - 2), weights.flatten(0, -axes - 2), strict=True)
-            one = Layout((), layout.channels, True)
+            one = MapLayout((), layout.channels, True)
             results = [self._filter_apart(each, weight, one, options) for each, weight in items]
             return torch.stack(results).view(*layout.leading, *results[0].shape)
         if weights.shape[-axes - 1] == 1:
             return self._filter(maps, weights, layout, options)
         each_channel = zip(maps.split(1, -axes - 1), weights.split(1, -axes - 1), strict=True)
-        single = Layout(layout.leading, 1, layout.shared)
+        single = MapLayout(layout.leading, 1, layout.shared)
         return torch.cat([self._filter(*one, single, options) for one in each_channel], dim=-axes - 1)
 
     def _solve(self, coarse: Tensor, sample_weight: Tensor | None, steps: int, smoothness: float | Tensor) -> Tensor:
@@ -170,7 +172,9 @@ class Upsampler:
             coarse.flatten(-axes), flat, smoothness=weight, observe=places, num_iterations=steps, tolerance=0.0
         )
 
-    def _filter(self, maps: Tensor, weights: Tensor | None, layout: Layout, options: tuple[int, float, bool]) -> Tensor:
+    def _filter(
+        self, maps: Tensor, weights: Tensor | None, layout: MapLayout, options: tuple[int, float, bool]
+    ) -> Tensor:
         """Upsample maps, and correct the result by upsampled residuals on the coarse grid, `steps` times."""
         axes, joint = len(self.grids.coarse), self._joint
         steps, ridge, channels_last = options
@@ -191,7 +195,7 @@ class Upsampler:
         else:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
-            own = Layout(layout.leading, 1, layout.shared) if shared else layout
+            own = MapLayout(layout.leading, 1, layout.shared) if shared else layout
             rows = own.to_rows(weights if shared else weights.expand_as(maps))
         # residuals of the affine model hardly follow the edges of the guide
         correct: Callable[[Tensor], Tensor] = self.grids.enlarge
@@ -199,7 +203,7 @@ class Upsampler:
             reach = joint.mixture(rows) if many else joint.reach(rows)
             correct = partial(reach.average, layout=layout, channels_last=channels_last)
         if self.mode == "affine":
-            own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
+            own = MapLayout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
             guide = self._guide.to(joint.lattice.dtype)
             guides = own.to_rows(self.grids.observe(guide)), own.to_rows(guide)
             means, interpolation = affine_model(joint, layout.to_rows(maps), rows, guides, ridge)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.features import Sigma, numbers_of
+from permutohedral.filters.images import Data, as_given, to_tensor
 from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import default_sigma
 from permutohedral.guided.upsampling import Upsampler
-from permutohedral.lattice.arrays import Data, as_given, to_tensor
-from permutohedral.lattice.features import Sigma, numbers_of
 from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.tensors import check_count
 

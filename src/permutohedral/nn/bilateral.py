@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
-from permutohedral.filters.bilateral import bilateral_filter
-from permutohedral.filters.gaussian import GaussianMethod
-from permutohedral.filters.normalization import Normalization
-from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.features import (
+from permutohedral.features import (
     bilateral as bilateral_features,
 )
-from permutohedral.lattice.features import (
+from permutohedral.features import (
     check_guide,
     check_image,
     positive_numbers,
     space_in_words,
 )
+from permutohedral.filters.bilateral import bilateral_filter
+from permutohedral.filters.gaussian import GaussianMethod
+from permutohedral.filters.normalization import Normalization
+from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.nn.scale import sigmas_of, wide_exp

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from permutohedral.crf import Kernel, bilateral_kernel, mean_field, spatial_kernel
 from permutohedral.crf.kernels import KernelNormalization
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import check_image, positive_numbers, read_numbers
+from permutohedral.features import check_image, positive_numbers, read_numbers
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.nn.scale import sigmas_of

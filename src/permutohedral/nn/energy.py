@@ -10,8 +10,8 @@ from torch.nn.functional import interpolate
 from torch.utils.checkpoint import checkpoint
 
 from permutohedral.errors import InputError
+from permutohedral.features import colors, join, positions, positive_numbers
 from permutohedral.filters.gaussian import gaussian_filter
-from permutohedral.lattice.features import colors, join, positions, positive_numbers
 from permutohedral.lattice.lattice import build_lattice
 from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.ops.tracing import is_traced

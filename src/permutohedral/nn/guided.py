@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.features import Sigma, positive_numbers
 from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
-from permutohedral.guided.maps import check_space, layout_of
+from permutohedral.guided.maps import check_space, map_layout
 from permutohedral.guided.solver import Observe, bilateral_solver
-from permutohedral.lattice.features import Sigma, positive_numbers
 from permutohedral.lattice.tensors import reject_scripting
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.nn.scale import sigmas_of, wide_exp
@@ -86,7 +86,7 @@ class BilateralUpsample2d(nn.Module):
     def forward(self, coarse: Tensor, guide: Tensor) -> Tensor:
         """Upsample `coarse` to the size of `guide`."""
         space = check_space(guide, 2)
-        layout_of("coarse", coarse, tuple(guide.shape[:-3]), guide.device, 2)
+        map_layout("coarse", coarse, tuple(guide.shape[:-3]), guide.device, 2)
         if coarse.shape[-3] != self.channels or guide.shape[-3] != self.guide_channels or coarse.dim() != guide.dim():
             raise InputError(
                 f"this layer takes {self.channels} channels and a guide of {self.guide_channels}, both with or without "

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.lattice.pyramid import LatticePyramid
 from permutohedral.lattice.tensors import check_tensor, reject_scripting
+from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 
 
 class _LatticeFilter(nn.Module):
