@@ -15,7 +15,7 @@ from torch import Tensor
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import blur_gain, transpose_weight
+from permutohedral.ops.contract import FieldPlan, blur_gain, transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
 weight_gradient = pytest.importorskip(
@@ -221,7 +221,7 @@ def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
     energies, tables = field(labels, 2000, dtype, with_costs)
     on_gpu = [move(kernel, "cuda") for kernel in tables]
     for some in (slice(0, 2), slice(2, 3), slice(0, 3)):
-        found, _ = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3, False)
+        found, _ = kernels.mean_field(energies.cuda(), None, FieldPlan(on_gpu[some], 3, False))
         # the logits grow with the number of points, and their rounding errors with them
         assert_near(found, defined(energies, None, tables[some], 3), 20 * L2_TOLERANCE[dtype])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.ops.backend import Backend
-from permutohedral.ops.contract import FilterTables
+from permutohedral.ops.contract import FieldPlan, FilterTables
 from permutohedral.ops.dispatch import backend_on
 from permutohedral.ops.items import ItemRows, ItemsNorm
 
@@ -45,7 +45,7 @@ def filter_learned(dtype: torch.dtype, by_density: bool = True) -> tuple[Any, ..
 def mean_field(dtype: torch.dtype) -> tuple[Any, ...]:
     torch.manual_seed(0)
     energies, kernels = field(3, 40, dtype, with_costs=True)
-    return energies.to(DEVICE), None, [move(each, DEVICE.type) for each in kernels], 2, False
+    return energies.to(DEVICE), None, FieldPlan([move(each, DEVICE.type) for each in kernels], 2, False)
 
 
 def normalize_items(dtype: torch.dtype) -> tuple[Any, ...]:

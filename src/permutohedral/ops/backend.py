@@ -46,9 +46,9 @@ from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.contract import (
     SMALLEST_MASS,
     ColorGridTables,
+    FieldPlan,
     FilterTables,
     Needed,
-    PairwiseTables,
     Saved,
     accumulation_dtype,
     blur_gain,
@@ -188,13 +188,7 @@ class Backend(ABC):
 
     @abstractmethod
     def convolve(
-        self,
-        lattice_values: Tensor,
-        weight: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         """l'_v = sum_k w_k l_{neighbors[k, v]}, a missing neighbor reading as zero.
 
@@ -204,8 +198,8 @@ class Backend(ABC):
                 maps the g-th block of input channels to the g-th block of output channels.
             neighbors: int32 `[filter_size, target_lattice_points]`, -1 where missing.
             groups: divides in_channels and out_channels.
-            reverse_neighbors: the table from source to target, for the derivative; None to transpose `neighbors`.
-            opposite: int64 `[filter_size]`, the tap at the negative offset of each tap, for the derivative.
+            reverse: for the derivative alone: the table from source to target, None to transpose `neighbors`; and int64
+                `[filter_size]`, the tap at the negative offset of each tap.
 
         Returns:
             `[target_lattice_points, out_channels]`, of the dtype of lattice_values.
@@ -213,13 +207,7 @@ class Backend(ABC):
 
     @abstractmethod
     def convolve_weight_gradient(
-        self,
-        lattice_values: Tensor,
-        output_gradient: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         """sum_v l_{neighbors[k, v]} (x) output_gradient[v]: `[filter_size, in_channels / groups, out_channels]`.
 
@@ -432,38 +420,21 @@ class Backend(ABC):
         """Return the gradients with respect to values, weight and bias; at least one is needed."""
         raise NotImplementedError
 
-    def mean_field(
-        self,
-        energies: Tensor,
-        start: Tensor | None,
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        as_logits: bool,
-    ) -> tuple[Tensor, Saved | None]:
-        """Return the marginals softmax(-energies + the sum of all kernels), replaced `steps` times.
+    def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved | None]:
+        """Return the marginals softmax(-energies + the sum of all kernels), replaced `plan.steps` times.
 
         Args:
             energies: `[items, labels, points]`, of any floating dtype; the result has that of the barycentric weights.
             start: the first marginals, like energies; None for softmax(-energies), and always None without a step.
-            kernels: over `items * points` points, those of the first item first.
-            steps: number of iterations.
-            as_logits: return logits of the marginals, which have a derivative; then there is a step and a point.
-                They may differ by a constant for all labels of a point.
+            plan: the kernels, and how often they are applied.
 
         Raises:
             InputError: the sum of the energies is NaN; only on the CPU.
         """
-        return mean_field(self, energies, start, kernels, steps, as_logits), None
+        return mean_field(self, energies, start, plan), None
 
     def mean_field_backward(
-        self,
-        gradient: Tensor,
-        inputs: Saved,
-        saved: Saved,
-        needed: Needed,
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        as_logits: bool,
+        self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, plan: FieldPlan
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to energies, start (None without one), and one tensor of each kernel.
 

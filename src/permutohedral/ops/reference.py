@@ -273,14 +273,7 @@ def find_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> T
     return torch.where(winners < points, winners, -1).int()
 
 
-def convolve(
-    lattice_values: Tensor,
-    weight: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    reverse_neighbors: Tensor | None = None,
-    opposite: Tensor | None = None,
-) -> Tensor:
+def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None) -> Tensor:
     taps = weight.to(accumulation_dtype(weight.dtype)).unflatten(2, (groups, -1))
     output: Tensor = taps.new_zeros(neighbors.shape[1], groups, taps.shape[3])
     for values, tap in zip(_gather(lattice_values, neighbors), taps, strict=True):
@@ -289,12 +282,7 @@ def convolve(
 
 
 def convolve_weight_gradient(
-    lattice_values: Tensor,
-    output_gradient: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    reverse_neighbors: Tensor | None = None,
-    opposite: Tensor | None = None,
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
 ) -> Tensor:
     gradient = output_gradient.to(accumulation_dtype(lattice_values.dtype)).unflatten(1, (groups, -1))
     taps = (values.unflatten(1, (groups, -1)) for values in _gather(lattice_values, neighbors))

@@ -22,6 +22,7 @@ from permutohedral.ops.contract import (
     ACCUMULATION,
     SMALLEST_MASS,
     ColorGridTables,
+    FieldPlan,
     FilterTables,
     Needed,
     PairwiseTables,
@@ -199,25 +200,13 @@ class Native(Backend):
         return run_kernel("barycentric_gradient", vertices.shape, work, wide, lattice_values, (vertices, None))
 
     def convolve(
-        self,
-        lattice_values: Tensor,
-        weight: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         shape, work = (neighbors.shape[1], weight.shape[2]), neighbors.shape[1] * weight.numel()
         return run_kernel("convolve", shape, work, lattice_values, weight, neighbors, groups)
 
     def convolve_weight_gradient(
-        self,
-        lattice_values: Tensor,
-        output_gradient: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
         work = neighbors.numel() * shape[1] * shape[2]
@@ -389,32 +378,23 @@ class Native(Backend):
             core(dtype).slice_planes(lattice_values, (vertices, barycentric), written(out), bridge.threads(out.numel()))
         return out.to(lattice_values.dtype)
 
-    def mean_field(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-    ) -> tuple[Tensor, Saved]:
+    def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved]:
         """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
-        dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
+        dtype, threads = plan.kernels[0].barycentric.dtype, bridge.threads(energies.numel())
         energies = contiguous_for_core(energies, dtype)
         if core(dtype).is_sum_nan(energies, threads):
             raise energies_error()
         out = bridge.empty(energies.shape, dtype)
         if out.numel() == 0:
             return out, ()
-        field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-        state = core(dtype).mean_field(*field, as_logits, written(out), threads)
+        field = energies, start, _pairwise_arguments(plan.kernels), plan.steps, SMALLEST_MASS
+        state = core(dtype).mean_field(*field, plan.as_logits, written(out), threads)
         return out, tuple(map(from_dlpack, state))
 
     def mean_field_backward(
-        self,
-        gradient: Tensor,
-        inputs: Saved,
-        saved: Saved,
-        needed: Needed,
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        as_logits: bool,
+        self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, plan: FieldPlan
     ) -> tuple[Tensor | None, ...]:
-        energies, start, *_ = inputs
+        (energies, start, *_), kernels = inputs, plan.kernels
         dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
         to_energies = bridge.empty(energies.shape, dtype)
         to_start = None if start is None else bridge.empty(energies.shape, dtype)
@@ -422,7 +402,7 @@ class Native(Backend):
             torch.empty((1, 1) if kernel.costs is None else kernel.costs.shape, dtype=dtype, device=CPU)
             for kernel in kernels
         ]
-        field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
+        field = energies, start, _pairwise_arguments(kernels), plan.steps, SMALLEST_MASS
         results = written(to_energies), None if to_start is None else written(to_start), [*map(written, to_kernels)]
         core(dtype).mean_field_gradient(*field, saved, gradient, *results, threads)
         return to_energies, to_start, *to_kernels

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.constants import axis_offsets, axis_opposite
-from permutohedral.ops.contract import PairwiseTables, Saved
+from permutohedral.ops.contract import FieldPlan, Saved
 from permutohedral.ops.items import ItemsNorm
 from permutohedral.ops.reference import index_keys
 from permutohedral.ops.triton.build import lattice, picture_features
@@ -105,13 +105,11 @@ class Triton(Backend):
         tables = self.decline(_TOO_LARGE, super().index_with_neighbors, *given)
         return self.filter_gaussian(values, *tables[1:3], tables[4], *tables[1:3])
 
-    def mean_field(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-    ) -> tuple[Tensor, Saved | None]:
-        blocker = mean_field.field_blocker(energies, kernels[0].barycentric.dtype, as_logits)
+    def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved | None]:
+        blocker = mean_field.field_blocker(energies, plan)
         if blocker is not None:
-            return self.decline(blocker, super().mean_field, energies, start, kernels, steps, as_logits)
-        return mean_field.mean_field(energies, start, kernels, steps, as_logits)
+            return self.decline(blocker, super().mean_field, energies, start, plan)
+        return mean_field.mean_field(energies, start, plan)
 
     def normalize_items(
         self, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm
