@@ -92,7 +92,8 @@ def solve_smooth(
         cells = CellMeans(source.vertices, source.barycentric, points, Grids(size, extents, "area"))
         weights = 10 * draw(math.prod(size), channels, seed=1, dtype=dtype).abs()
         data = cells.gather(ops, weights)
-    diagonal = strength * smoothness.diagonal() + data + 1e-3
+    own = smoothness.mass - smoothness.scale.square() * len(smoothness.neighbors.rows)
+    diagonal = strength * own + data + 1e-3
     right = 1e3 * draw(points, channels, seed=2, dtype=dtype)
     right[:, -1] *= channels == 1
     matrix = SmoothEquations(smoothness, strength, data, diagonal, weights, cells)

@@ -59,10 +59,6 @@ class Smoothness:
         """Return (diag(W 1) - W) y for y `[lattice points, channels]`."""
         return self.mass * rows - self.scale * ops.sum_axis_neighbors(self.scale * rows, self.neighbors)
 
-    def diagonal(self) -> Tensor:
-        """Return the diagonal of diag(W 1) - W."""
-        return self.mass - self.scale.square() * len(self.neighbors.rows)
-
     def detach(self) -> Smoothness:
         """Return the same without derivatives."""
         return replace(self, scale=self.scale.detach(), mass=self.mass.detach())
