@@ -116,6 +116,10 @@ class float32:
         /,
     ) -> None: ...
     @staticmethod
+    def sum_axis_neighbors(arg0: object, arg1: object, arg2: object, arg3: int, /) -> None: ...
+    @staticmethod
+    def solve_smooth(arg0: object, arg1: object, arg2: object, arg3: int, arg4: float, arg5: int, /) -> None: ...
+    @staticmethod
     def picture_features(
         arg0: object,
         arg1: bool,
@@ -232,6 +236,10 @@ class float64:
         arg8: int,
         /,
     ) -> None: ...
+    @staticmethod
+    def sum_axis_neighbors(arg0: object, arg1: object, arg2: object, arg3: int, /) -> None: ...
+    @staticmethod
+    def solve_smooth(arg0: object, arg1: object, arg2: object, arg3: int, arg4: float, arg5: int, /) -> None: ...
     @staticmethod
     def picture_features(
         arg0: object,

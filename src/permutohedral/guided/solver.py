@@ -33,7 +33,6 @@ from permutohedral.guided.maps import (
     map_layout,
     weights_like,
 )
-from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
@@ -62,8 +61,9 @@ _SINGLE_THREADED = 1 << 15
 @with_storable_results
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """Return the roughness of signals on a lattice that was built with `separable=True`."""
-    ops = bind(lattice.source.barycentric)
-    density = splat_density(ops, lattice)
+    source, ops = lattice.source, bind(lattice.source.barycentric)
+    ones = _map_rows(lambda rows: torch.ones_like(rows[:, :1]), source.barycentric.detach())
+    density = ops.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
     neighbors = AxisNeighbors(check_separable(lattice), density.dtype)
     # vertices that points touch with weight zero must not matter, nor be divided by
     least = torch.finfo(density.dtype).eps ** 2
@@ -71,7 +71,8 @@ def smoothness_on(lattice: Lattice) -> Smoothness:
     scale = _map_rows(lambda density, wanted: torch.where(density > 0, 1.0, wanted), density, wanted)
     for _ in range(_BALANCING_STEPS):
         sums = ops.sum_axis_neighbors(scale, neighbors)
-        scale = _map_rows(lambda scale, wanted, sums: (scale * wanted / sums).sqrt(), scale, wanted, sums)
+        # not sqrt, for which torch starts its threads from 2,048 numbers on
+        scale = _map_rows(lambda scale, wanted, sums: (sums / (scale * wanted)).rsqrt(), scale, wanted, sums)
     return Smoothness(neighbors, scale, _map_rows(torch.mul, scale, ops.sum_axis_neighbors(scale, neighbors)))
 
 
@@ -82,7 +83,8 @@ def _map_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     for each other in each of many small operations.
     """
     rows = max(map(len, tensors))
-    block = max(_SINGLE_THREADED // max(each.shape[1] for each in tensors), 1)
+    # the result may have the columns of all of them
+    block = max(_SINGLE_THREADED // sum(each.shape[1] for each in tensors), 1)
     if rows <= block or tensors[0].device.type != "cpu" or is_traced() or wants_gradient(*tensors):
         return function(*tensors)
     # [1, channels] are the same for all rows
@@ -380,7 +382,8 @@ class _System:
 
     def blurred(self) -> Tensor:
         """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
-        numbers, ops = torch.cat([self.right, self.matrix.data], dim=1), bind(self.right)
+        ops = bind(self.right)
+        numbers = _map_rows(lambda *both: torch.cat(both, dim=1), self.right, self.matrix.data)
         for _ in range(3):
             numbers = ops.sum_axis_neighbors(numbers, self.matrix.smoothness.neighbors)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
@@ -395,8 +398,7 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     """
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
     vertices, where, cells = simplices.vertices, data.where, None
-    # both in one call, channel by channel in memory, as those of images are
-    both = torch.cat([_map_rows(torch.mul, data.values, data.weights).T, data.weights.T]).T
+    both = _map_rows(lambda values, weights: torch.cat([values * weights, weights], dim=1), data.values, data.weights)
     ops = bind(both, barycentric)
     if isinstance(where, Grids):
         cells = CellMeans(vertices, barycentric, simplices.num_lattice_points, where)
@@ -405,7 +407,7 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
         if where is not None:
             vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
         sums = ops.splat(both, vertices, barycentric, simplices.num_lattice_points)
-    right, lumped = (each.contiguous() for each in sums.chunk(2, dim=1))
+    right, lumped = (_map_rows(Tensor.contiguous, each) for each in sums.chunk(2, dim=1))
     # the difference in the diagonal has rounding errors of the size of `rounding`
     numbers, around = torch.finfo(lumped.dtype), len(smoothness.neighbors.rows)
 
