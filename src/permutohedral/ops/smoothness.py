@@ -65,18 +65,23 @@ class Smoothness:
 
 
 class Cells(Protocol):
-    """The means of interpolated lattice values over the cells of a coarse grid.
+    """The means of interpolated lattice values over the cells of a coarse grid."""
 
-    Attributes:
-        coarse: extents of the grid of cells; they are those of `torch.nn.functional.adaptive_avg_pool2d`.
-        fine: extents of the grid of points.
-        vertices, barycentric: of the points.
-    """
+    @property
+    def coarse(self) -> tuple[int, ...]:
+        """Extents of the grid of cells, as `torch.nn.functional.adaptive_avg_pool2d` makes them."""
 
-    coarse: tuple[int, ...]
-    fine: tuple[int, ...]
-    vertices: Tensor
-    barycentric: Tensor
+    @property
+    def fine(self) -> tuple[int, ...]:
+        """Extents of the grid of points."""
+
+    @property
+    def vertices(self) -> Tensor:
+        """Vertices of the points, `[points, d + 1]`."""
+
+    @property
+    def barycentric(self) -> Tensor:
+        """Barycentric weights of the points, `[points, d + 1]`."""
 
     def observe(self, ops: Backend, rows: Tensor) -> Tensor:
         """Return the means, `[lattice points, channels]` to `[cells, channels]`."""
