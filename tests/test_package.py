@@ -61,8 +61,8 @@ def test_jobs_on_files_are_imported_lazily() -> None:
     listed, loaded = loaded_by(
         "import permutohedral as ph; assert set(ph.apps.__all__) <= set(dir(ph.apps))", "ph.apps.filter_image"
     )
-    assert not {"torch", "PIL", "permutohedral.apps.jobs.images"} & listed
-    assert {"PIL", "permutohedral.apps.jobs.images"} <= loaded
+    assert not {"torch", "PIL", "permutohedral.apps.jobs.filter_image"} & listed
+    assert {"PIL", "permutohedral.apps.jobs.filter_image"} <= loaded
 
 
 def test_type_checkers_see_the_public_names() -> None:

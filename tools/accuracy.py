@@ -1,7 +1,8 @@
 """How close the lattice comes to the exact Gaussian filter: writes results/accuracy.json and docs/research/accuracy.md.
 
-Run as `PYTHONPATH=. python tools/accuracy.py`. The exact filter is the sum over all pairs of points, in float64. The page
-also shows the figures of `tools/accuracy_pictures.py`, which takes longer; `--render` writes the page from earlier ones.
+Run as `PYTHONPATH=. python tools/accuracy.py`. The exact filter is the sum over all pairs of points, in float64. The
+page also shows the figures of `tools/accuracy_pictures.py`, which takes longer; `--render` writes the page from
+earlier figures.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is
 
-- `results/NAME.csv#Heading`, made from the results of an experiment,
-- `results/PATH.md#Heading`, the first table below that heading of a report,
+- `results/NAME.csv#Heading`, made from the results of an experiment; `#time` says how long all rows took,
 - `results/benchmark-NAME.json#TABLE`, the workloads of a table of `python -m benchmarks`,
 - `run-time-DEVICE`, from `results/run-time-DEVICE.json`.
 
-`#Heading: A; B` shows the rows A and B only, by name (in reports, by title).
+`#Heading: A; B` shows the rows A and B only, by name.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import readme
 
 from benchmarks import run_time
 from experiments.markdown import markdown_table
+from experiments.provenance import stored_time
 from experiments.registry import load_experiment
 from experiments.training import RunOptions
 
@@ -36,7 +36,7 @@ README = "results/benchmark-cpu.json#: photo-1024; sphere-1m; learned-forward"
 def fill(text: str) -> str:
     """Fill every region of a page.
 
-    >>> "not been measured" in fill("<!-- table: results/nothing.md#Nothing -->\\n<!-- end of table -->")
+    >>> "not been measured" in fill("<!-- table: results/points.csv#Nothing -->\\n<!-- end of table -->")
     True
     """
     return _REGION.sub(lambda match: f"{match[1]}{_keep_together(render(match['name']))}\n{match[4]}", text)
@@ -54,15 +54,23 @@ def render(name: str) -> str:
         if name.startswith("run-time-"):
             return run_time_table(json.loads((RESULTS / f"{name}.json").read_text()))
         path, _, rest = name.partition("#")
-        heading, _, titles = rest.partition(": ")
-        rows = titles.split("; ") if titles else None
+        heading, _, names = rest.partition(": ")
+        rows = names.split("; ") if names else None
         if path.endswith(".json"):
             return benchmark_table(ROOT / path, heading, rows)
-        if path.endswith(".csv"):
-            return experiment_table(ROOT / path, heading, rows)
-        return report_table((ROOT / path).read_text(), heading, rows)
+        if heading == "time":
+            return time_line(ROOT / path)
+        return experiment_table(ROOT / path, heading, rows)
     except FileNotFoundError:
         return "*This has not been measured yet.*"
+
+
+def time_line(path: Path) -> str:
+    """Return how long the rows of an experiment took, and where."""
+    times = stored_time(path)
+    if not times:
+        raise FileNotFoundError(path)
+    return f"All rows took {times}."
 
 
 def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
@@ -74,22 +82,6 @@ def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
     if not tables:
         raise FileNotFoundError(path)
     return tables[0].markdown(rows)
-
-
-def report_table(text: str, heading: str, titles: list[str] | None = None) -> str:
-    """Return the first Markdown table below a heading, all rows or those with these titles.
-
-    >>> report_table("# A\\n| x |\\n| --- |\\n\\n# B\\n| y |\\n| --- |\\n", "B")
-    '| y |\\n| --- |'
-    """
-    lines = text.splitlines()
-    if heading:
-        start = next(number for number, line in enumerate(lines) if line.lstrip("# ") == heading)
-        lines = lines[start + 1 :]
-    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    last = next((number for number in range(first, len(lines)) if not lines[number].startswith("|")), len(lines))
-    rows = [line for line in lines[first + 2 : last] if titles is None or line.split(" | ")[0].lstrip("| ") in titles]
-    return "\n".join([*lines[first : first + 2], *rows])
 
 
 def benchmark_table(path: Path, table: str, names: list[str] | None = None) -> str:
