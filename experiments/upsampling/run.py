@@ -26,7 +26,7 @@ from experiments.results import FORBID_EXTRA, Result
 from experiments.training import RunOptions, TrainingSettings
 from experiments.upsampling.learned import train
 from experiments.upsampling.methods import METHODS, Upsample
-from permutohedral.apps.models.pretrained import load_pretrained
+from permutohedral.apps import Denoiser
 from permutohedral.errors import InputError
 
 Task = Literal["depth", "colors", "kept", "features"]
@@ -114,8 +114,8 @@ def _colored(rgb: Tensor, task: Task) -> Picture:
 
 
 def features_of_network(gray: Tensor) -> Tensor:
-    """Return the input of the last layer of the denoiser deep_small, `[24, height, width]`, with variance 1."""
-    model, _ = load_pretrained("deep_small")
+    """Return the input of the last layer of the shipped denoiser, `[24, height, width]`, with variance 1."""
+    model, _ = Denoiser.from_pretrained().network_for(25.0)
     kept: list[Tensor] = []
     handle = model.get_submodule("tail").register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0][0]))
     with torch.no_grad():

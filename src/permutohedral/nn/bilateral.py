@@ -23,7 +23,7 @@ from permutohedral.filters.bilateral import bilateral_filter
 from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import Normalization
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.nn.scale import sigmas_of, wide_exp
 from permutohedral.ops.tracing import breaks_graph
@@ -58,7 +58,7 @@ class BilateralFilter(nn.Module):
     torch.Size([1, 8, 16, 16])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class BilateralFilter(nn.Module):
 class _BilateralConv(nn.Module):
     """Learned convolution over position and guide, for any number of spatial axes."""
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     spatial_dims: ClassVar[int]
 

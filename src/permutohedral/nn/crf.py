@@ -14,7 +14,7 @@ from permutohedral.crf.kernels import KernelNormalization
 from permutohedral.errors import InputError
 from permutohedral.features import check_image, positive_numbers, read_numbers
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.nn.scale import sigmas_of
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph
@@ -54,7 +54,7 @@ class DenseCRF(nn.Module):
     torch.Size([2, 21, 32, 40])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_traced
@@ -185,7 +185,7 @@ class PermutohedralEncoding(FixedBuffers):
     torch.Size([100, 16])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
     transforms: Tensor
     strides: Tensor
     window: Tensor | None

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from permutohedral.filters.gaussian import GaussianMethod, gaussian_filter
 from permutohedral.filters.normalization import Normalization
-from permutohedral.lattice.tensors import refuse_scripting
+from permutohedral.lattice.tensors import reject_scripting
 from permutohedral.nn.scale import scale_features, wide_exp
 
 
@@ -31,7 +31,7 @@ class GaussianFilter(nn.Module):
     torch.Size([100, 3])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Bilateral filter of array files larger than memory, tile by tile.
+"""`permutohedral array filter`: bilateral filter of array files larger than memory, tile by tile.
 
 Each task reads tiles with their margins, filters them, and writes a block of whole chunks. Tasks are independent, so
 any worker can repeat the task of a lost one.
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from permutohedral.apps.io import arrays as stores
 from permutohedral.apps.io.atomic import cannot_write
 from permutohedral.apps.io.partial import PartialStore
-from permutohedral.apps.io.settings import Progress, check_outputs, check_positive, digest, to_path
-from permutohedral.apps.jobs.tasks import open_pool
+from permutohedral.apps.io.settings import PathLike, Progress, check_outputs, check_positive, choose_device, digest
+from permutohedral.apps.jobs import batch
+from permutohedral.apps.jobs.batch import Errors, Inputs
+from permutohedral.apps.jobs.tasks import TaskPool, open_pool
 from permutohedral.errors import InputError
 from permutohedral.filters import tiling
 
@@ -30,7 +33,7 @@ _LARGEST_SIGMA = 2.0
 
 
 @dataclass(frozen=True)
-class FilteredArray:
+class FilteredArray(batch.JobResult):
     """Result of `filter_array`.
 
     Attributes:
@@ -42,73 +45,118 @@ class FilteredArray:
             with `resume`, it is 0, and `tile` and `margins` are empty.
     """
 
-    shape: tuple[int, ...]
-    axes: str
-    tile: tuple[int, ...]
-    margins: tuple[int, ...]
-    num_tiles: int
+    shape: tuple[int, ...] = ()
+    axes: str = ""
+    tile: tuple[int, ...] = ()
+    margins: tuple[int, ...] = ()
+    num_tiles: int = 0
+
+    def _details(self) -> str:
+        extents = " x ".join(map(str, self.shape))
+        return f": {extents} ({self.axes}), {self.num_tiles} tiles in {self.seconds:.1f} s"
 
 
 def filter_array(
-    input: str | Path,
-    output: str | Path,
+    inputs: Inputs,
+    output: PathLike,
     *,
     sigma_space: float | Sequence[float] = 8.0,
     sigma_color: float = 0.1,
     axes: str | None = None,
     physical: bool = False,
+    device: str = "auto",
     workers: int = 0,
     memory: str | None = None,
     scheduler: str | None = None,
     resume: bool = False,
+    recursive: bool = False,
+    errors: Errors = "raise",
     progress: Progress | None = None,
-) -> FilteredArray:
-    """Smooth an array of any size and keep its edges; equals the filter of the whole array.
+) -> list[FilteredArray]:
+    """Smooth arrays of any size and keep their edges; equals the filter of the whole array.
 
-    The output appears under its name when it is complete. Until then it is `OUTPUT.unfinished`.
+    An output appears under its name when it is complete. Until then it is `OUTPUT.unfinished`.
 
     Args:
-        input: zarr array, OME-Zarr or TIFF. The coarser levels of an OME-Zarr are rebuilt from the filtered finest.
-        output: zarr store to write, an OME-Zarr if the input is one. An earlier result is replaced; other files and
-            stores, and results with added members, raise `InputError`.
+        inputs: Zarr array, OME-Zarr or TIFF, a folder, or a list of these. The coarser levels of an OME-Zarr are
+            rebuilt from the filtered finest.
+        output: Zarr store to write, an OME-Zarr if the input is one, or a folder for several. An earlier result is
+            replaced; other files and stores, and results with added members, raise `InputError`.
         sigma_space: standard deviation in samples; one number, or one per spatial axis.
         sigma_color: standard deviation in units of the values; for integers, as a share of the largest value.
         axes: a letter per axis, default: those that the file states. T for times, C for channels, others for space.
         physical: whether `sigma_space` is in the units of an OME-Zarr, such as micrometers, instead of samples.
+        device: see `filter_image`; worker processes must have it.
         workers: worker processes to start; 0 computes in this process. A script that starts some needs
             `if __name__ == "__main__":` around the call, since each worker imports the script.
         memory: limit per worker, such as "2GiB"; default: an equal share.
         scheduler: address of an existing Dask scheduler to use instead.
-        resume: whether to resume an interrupted call. A complete output is kept.
-        progress: called with the number of finished tiles, their total, and the stage.
+        resume: whether to resume an interrupted call. Complete outputs are kept.
+        recursive, errors, progress: see `filter_image`.
+
+    Returns:
+        One result per array.
 
     Raises:
         InputError: an argument does not fit.
-        DataError: the input cannot be read.
-        StorageError: the output cannot be written.
+        DataError: an input cannot be read.
+        StorageError: an output cannot be written.
     """
-    from dask.delayed import delayed
-
     from permutohedral.dask.workers import check_main_guard
 
     if workers or memory is not None:
         check_main_guard()
-    input, output = to_path("input", input), to_path("output", output)
+    check_positive("sigma_color", sigma_color)
+    where = str(choose_device(device))
+    files = batch.plan_files(
+        inputs,
+        output,
+        recursive,
+        suffix=".zarr",
+        list_folder=stores.list_arrays,
+        is_input=stores.is_array,
+        check=_check,
+    )
+
+    def process(source: Path, target: Path, report: Callable[[float], None]) -> FilteredArray:
+        _check(target, source)
+        # a symbolic link is kept, and its target replaced
+        target, started = target.resolve(), time.perf_counter()
+        check_outputs([source], [target])
+        if target in source.resolve().parents or (stores.is_store(source) and source.resolve() in target.parents):
+            raise InputError(f"output {target} contains the input, or lies in it; pass another output")
+        array = stores.open_source(source, axes)
+        _warn_of_large_sigma(sigma_color, np.dtype(array.dtype))
+        stores.check_levels([array.shape, *array.coarser])
+        if target.exists() and not stores.is_replaceable(target):
+            raise InputError(f"output {target} exists, and is not just a result of this job; pass another output")
+        sigmas = _sigmas_in_samples(array, sigma_space, physical)
+        with open_pool(workers, memory, scheduler) as pool:
+            tiles = _filter(array, target, sigmas, sigma_color, where, pool, resume, report)
+        seconds = round(time.perf_counter() - started, 4)
+        return FilteredArray(source, target, seconds, None, array.shape, array.axes, *tiles)
+
+    return batch.process_files(process, FilteredArray, files, errors, progress)
+
+
+def _check(output: Path, source: Path) -> None:
     if output.suffix != ".zarr":
         raise InputError(f"output is {output}; pass a name that ends with .zarr, since it is a Zarr store")
-    check_positive("sigma_color", sigma_color)
-    # a symbolic link is kept, and its target replaced
-    target = output.resolve()
-    check_outputs([input], [target])
-    if target in input.resolve().parents or (stores.is_store(input) and input.resolve() in target.parents):
-        raise InputError(f"output {target} contains the input, or lies in it; pass another output")
-    source = stores.open_source(input, axes)
-    _warn_of_large_sigma(sigma_color, np.dtype(source.dtype))
-    shapes = [source.shape, *source.coarser]
-    stores.check_levels(shapes)
-    if target.exists() and not stores.is_replaceable(target):
-        raise InputError(f"output {target} exists, and is not just a result of this job; pass another output")
-    sigmas = _sigmas_in_samples(source, sigma_space, physical)
+
+
+def _filter(
+    source: stores.ArraySource,
+    target: Path,
+    sigmas: tuple[float, ...],
+    sigma_color: float,
+    device: str,
+    pool: TaskPool,
+    resume: bool,
+    report: Callable[[float], None],
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Filter one array; return the extents of its tiles, their margins, and their number."""
+    from dask.delayed import delayed
+
     settings = {
         "input": digest(asdict(source)),
         "sigma_space": sigmas,
@@ -118,16 +166,19 @@ def filter_array(
     store = PartialStore(target)
     with store.locked():
         if resume and store.is_complete(stores.read_settings, settings):
-            return FilteredArray(source.shape, source.axes, (), (), 0)
-        with open_pool(workers, memory, scheduler) as pool:
-            job = _begin(_plan(source, target, sigmas, sigma_color), store, settings, resume)
-            write_block = delayed(job.write_block)
-            for level in range(len(shapes)):
-                left = [index for index in job.blocks(level).indices() if not store.is_done((level, *index))]
-                stage = f"level {level}" if level else f"filtering {input.name}"
-                pool.run([write_block(level, index) for index in left], stage, progress)
+            return (), (), 0
+        job = _begin(_plan(source, target, sigmas, sigma_color, device), store, settings, resume)
+        write_block = delayed(job.write_block)
+        levels = range(1 + len(source.coarser))
+        left = [
+            [index for index in job.blocks(level).indices() if not store.is_done((level, *index))] for level in levels
+        ]
+        total, done = sum(map(len, left)), itertools.count(1)
+        for level, indices in enumerate(left):
+            for _ in pool.run([write_block(level, index) for index in indices]):
+                report(next(done) / total)
         store.finish()
-    return FilteredArray(source.shape, source.axes, job.tile, job.margins, len(job.blocks(0)))
+    return job.tile, job.margins, len(job.blocks(0))
 
 
 @dataclass(frozen=True)
@@ -142,6 +193,7 @@ class _Job:
     target: Path
     sigma_space: tuple[float, ...]
     sigma_color: float
+    device: str
     tile: tuple[int, ...]
     block: tuple[int, ...]
     margins: tuple[int, ...]
@@ -200,10 +252,13 @@ class _Job:
             block = source.read(tile.read).transpose(order)
         # a tile has one time; an array without channels gets one
         block = block.reshape(*(tile.read[axis].stop - tile.read[axis].start for axis in space), -1)
-        run = partial(tiling.filter_bilateral_tile, sigma_space=self.sigma_space, sigma_color=self.sigma_color)
-        filtered = tiling.filter_block(run, [block], tile.along(space), block.dtype)
+        filtered = tiling.filter_block(self._filter_values, [block], tile.along(space), block.dtype)
         extents = [tile.write[axis].stop - tile.write[axis].start for axis in order]
         return filtered.reshape(extents).transpose(np.argsort(order))
+
+    def _filter_values(self, values: Tensor, origin: tuple[int, ...]) -> Tensor:
+        options: dict[str, Any] = {"sigma_space": self.sigma_space, "sigma_color": self.sigma_color}
+        return tiling.filter_bilateral_tile(values.to(self.device), origin, **options).cpu()
 
 
 def _axis(source: stores.ArraySource, letter: str) -> list[int]:
@@ -250,7 +305,7 @@ def _warn_of_large_sigma(sigma_color: float, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float) -> _Job:
+def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float, device: str) -> _Job:
     """Choose tiles as large as a worker can filter, and blocks of whole chunks: one or more tiles."""
     from permutohedral.dask.workers import bytes_of_worker, count_fitting_points, worker_memory
 
@@ -292,4 +347,4 @@ def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], s
         if tile[axis] < extent:
             block[axis] = min(max(tile[axis] - tile[axis] % chunk, least), extent)
             tile[axis] = min(tile[axis], block[axis])
-    return _Job(source, target, sigmas, sigma_color, tuple(tile), tuple(block), tuple(all_margins))
+    return _Job(source, target, sigmas, sigma_color, device, tuple(tile), tuple(block), tuple(all_margins))

@@ -1,4 +1,4 @@
-"""Segmentation of image files: labels that follow the edges of photos."""
+"""`permutohedral image segment`: labels that follow the edges of photos."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from permutohedral.apps.io.settings import (
     PathLike,
     Progress,
     SegmentationSettings,
+    check_count,
     check_outputs,
     choose_device,
     optional_path,
+    warn_of_large_sigma,
 )
 from permutohedral.apps.jobs import batch
-from permutohedral.apps.jobs.batch import Errors, Sources
-from permutohedral.apps.jobs.images import check_same_size
+from permutohedral.apps.jobs.batch import Errors, Inputs, check_same_size
+from permutohedral.apps.jobs.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.apps.jobs.transparency import hide_colors
-from permutohedral.apps.models.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.errors import InputError
-from permutohedral.filters.bilateral import warn_of_large_sigma
-from permutohedral.lattice.tensors import check_count
 
 _DEFAULTS = SegmentationSettings()
 _SIGMA_NEAR = 3.0
@@ -57,7 +56,7 @@ class _Item:
 
 
 @dataclass(frozen=True)
-class SegmentedImage(batch.FileResult):
+class SegmentedImage(batch.ImageResult):
     """Result of `segment_image`.
 
     Attributes:
@@ -86,7 +85,7 @@ class SegmentedImage(batch.FileResult):
 
 
 def segment_image(
-    sources: Sources,
+    inputs: Inputs,
     output: PathLike,
     *,
     labels: PathLike | None = None,
@@ -113,7 +112,7 @@ def segment_image(
     photos. Results in a folder are PNG files. The next photos are read and results are written during the computation.
 
     Args:
-        sources: photos; see `filter_image`.
+        inputs: photos; see `filter_image`.
         output: label map, or a folder for several photos.
         labels: image with one color per label; black and transparent pixels are unknown.
         probabilities: .npy file of floats `[labels, height, width]`; conflicts with `certainty`.
@@ -127,11 +126,14 @@ def segment_image(
         strength: weight of the bilateral kernel.
         smoothness: weight of the spatial kernel.
         num_iterations: mean-field iterations.
-        device: "auto", "cpu" or "cuda".
+        device: see `filter_image`.
         batch_size: number of photos of equal size that are computed in one call; default 1 on a CPU, else 8.
         resume: skip photos whose result, a PNG file, and overlay exist. Results of other settings raise. Changes of the
             input files are not noticed.
         recursive, errors, progress: see `filter_image`.
+
+    Returns:
+        One result per photo.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -159,7 +161,7 @@ def segment_image(
     stored: dict[str, object] = {**{name: name == kind for name in places}, "black_is_a_label": black_is_a_label}
     stored |= {name: float(value) for name, value in asdict(settings).items()}
     # in a folder results are PNG, since labels need exact colors
-    files = batch.plan_files(sources, output, recursive, *given, suffix=".png")
+    files = batch.plan_files(inputs, output, recursive, *given, suffix=".png")
     if len(files) == 1:
         label_maps.check_exact(files[0][1])
     if drawn is not None and len(files) > 1:
@@ -230,7 +232,7 @@ def segment_image(
             "#" + "".join(f"{level:0{digits}x}" for level in color)
             for color in (before.colors * before.levels).round().int().tolist()
         )
-        return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), len(colors), *shares, colors)
+        return SegmentedImage(source, output, round(seconds, 4), None, height, width, len(colors), *shares, colors)
 
     done = set()
     for source, result in files if resume else ():

@@ -13,13 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.features import join as join_features
-from permutohedral.filters.steps import convolve, slice, splat
-from permutohedral.lattice.bounded import build_bounded_lattice
-from permutohedral.lattice.geometry import reach
-from permutohedral.lattice.lattice import Lattice, build_lattice
-from permutohedral.lattice.neighborhood import gaussian_weight
 
 Origin = tuple[float, float]
 
@@ -87,7 +82,7 @@ class PermutohedralBlock(nn.Module):
         self.register_buffer("fullest", torch.zeros(1), persistent=False)
         self.embed = nn.Linear(channels, embedding_dimension, bias=False)
         self.project = nn.Linear(channels, lattice_channels, bias=False)
-        self.register_buffer("gaussian", gaussian_weight(2 + embedding_dimension, 1), persistent=False)
+        self.register_buffer("gaussian", ph.lattice.gaussian_weight(2 + embedding_dimension, 1), persistent=False)
         self.weight = nn.Parameter(self.gaussian[:, None, None].repeat(1, 1, lattice_channels))
         self.between = nn.Linear(lattice_channels + 1, lattice_channels)
         self.mix = nn.Linear(lattice_channels, channels, bias=False)
@@ -104,14 +99,14 @@ class PermutohedralBlock(nn.Module):
         position = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 2)
         with torch.autocast(rows.device.type, enabled=False):
             embedded = F.linear(rows.float(), self.embed.weight)
-        return join_features(position / self.sigma_space, self.extent * torch.tanh(embedded / self.extent))
+        return ph.features.join(position / self.sigma_space, self.extent * torch.tanh(embedded / self.extent))
 
     def forward(self, hidden: Tensor, origin: Origin = (0, 0)) -> Tensor:
         """Map `[batch, channels, height, width]` to the same shape; `origin` is (y, x) of the first grid point."""
         batch, channels, height, width = hidden.shape
         rows = hidden.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
         lattice = self._build(self.features(rows, (height, width), origin))
-        filtered = self.mix(slice(self._exchange(self.project(rows), lattice), lattice))
+        filtered = self.mix(ph.slice(self._exchange(self.project(rows), lattice), lattice))
         # in place, as in SpatialBlock
         block: Tensor = filtered.reshape(batch, height, width, channels).permute(0, 3, 1, 2).add_(hidden)
         return block
@@ -120,23 +115,23 @@ class PermutohedralBlock(nn.Module):
     def reach(self) -> int:
         """Reach of the result in grid points."""
         # x is the second feature, which reaches farther than y
-        return math.ceil(reach(1, neighborhood_size=1) * self.sigma_space)
+        return math.ceil(ph.lattice.reach(1, neighborhood_size=1) * self.sigma_space)
 
-    def _build(self, features: Tensor) -> Lattice:
+    def _build(self, features: Tensor) -> ph.Lattice:
         if self.rows_per_point is None or not self.training:
-            return build_lattice(features, neighborhood_size=1)
+            return ph.build_lattice(features, neighborhood_size=1)
         rows = math.ceil(self.rows_per_point * features.shape[0] * features.shape[1])
-        lattice, number = build_bounded_lattice(features, rows)
+        lattice, number = ph.lattice.build_bounded_lattice(features, rows)
         self.fullest.copy_(torch.maximum(self.fullest, number / rows))
         return lattice
 
-    def _exchange(self, values: Tensor, lattice: Lattice) -> Tensor:
+    def _exchange(self, values: Tensor, lattice: ph.Lattice) -> Tensor:
         """Map `[batch, points, lattice_channels]` to `[lattice_points, lattice_channels]`."""
         # sums and counts of many pixels do not fit 16 bits
         with torch.autocast(values.device.type, enabled=False):
             ones = values.new_ones((), dtype=torch.float32).expand(*values.shape[:-1], 1)
             weight = torch.cat([self.weight, self.gaussian[:, None, None]], dim=-1)
-            convolved = convolve(splat(torch.cat([values.float(), ones], dim=-1), lattice), weight, lattice)
+            convolved = ph.convolve(ph.splat(torch.cat([values.float(), ones], dim=-1), lattice), weight, lattice)
             count = convolved[:, -1:].clamp_min(1e-6)
             described = torch.cat([convolved[:, :-1] / count, count.rsqrt()], dim=-1)
             # lattice values take more memory than pixels

@@ -11,11 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.features import colors as color_features
-from permutohedral.features import join as join_features
-from permutohedral.features import positions as grid_features
-from permutohedral.nn import PermutohedralConv
 
 
 class SpatialDenoiser(nn.Module):
@@ -71,7 +68,7 @@ class PermutohedralDenoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.sigma_space, self.sigma_color = sigma_space, sigma_color
-        self.convolution = PermutohedralConv(
+        self.convolution = ph.nn.PermutohedralConv(
             in_channels=1,
             out_channels=1,
             dimension=3,
@@ -89,8 +86,8 @@ class PermutohedralDenoiser(nn.Module):
         """
         height, width = noisy.shape[-2:]
         shift = torch.tensor(origin, dtype=noisy.dtype, device=noisy.device)
-        position = grid_features((height, width), 1.0, device=noisy.device, dtype=noisy.dtype) + shift
-        return join_features(position / self.sigma_space, color_features(noisy, self.sigma_color))
+        position = ph.features.positions((height, width), 1.0, device=noisy.device, dtype=noisy.dtype) + shift
+        return ph.features.join(position / self.sigma_space, ph.features.colors(noisy, self.sigma_color))
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
         """Filter `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""

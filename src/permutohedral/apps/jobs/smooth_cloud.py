@@ -1,31 +1,23 @@
-"""Point clouds from file to file: smooth laser scans, classify points."""
+"""`permutohedral cloud smooth`: smooth laser scans of any size."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from permutohedral.apps.io import clouds as cloud_formats
 from permutohedral.apps.io.atomic import replacing
 from permutohedral.apps.io.partial import PartialStore
-from permutohedral.apps.io.settings import (
-    Progress,
-    check_outputs,
-    check_positive,
-    choose_device,
-    digest,
-    optional_path,
-    to_path,
-)
-from permutohedral.apps.jobs.cloud_tiles import classify_points
+from permutohedral.apps.io.settings import PathLike, Progress, check_positive, digest
+from permutohedral.apps.jobs import batch
+from permutohedral.apps.jobs.batch import Errors, Inputs
 from permutohedral.apps.jobs.tasks import TaskPool, open_pool
-from permutohedral.apps.models.point_segmentation import PointSegmenter
 from permutohedral.errors import DataError, InputError
 from permutohedral.filters.tiling import cast_rounded, working_dtype
 
@@ -37,80 +29,118 @@ _MEASURED = ("intensity", "scan_angle", "scan_angle_rank", "gps_time", "red", "g
 _MAX_CHUNK_POINTS = 2_000_000
 
 
+@dataclass(frozen=True)
+class SmoothedCloud(batch.JobResult):
+    """Result of `smooth_cloud`.
+
+    Attributes:
+        num_points: number of points.
+    """
+
+    num_points: int | None = None
+
+    def _details(self) -> str:
+        return f": {self.num_points:,} points in {self.seconds:.1f} s"
+
+
 def smooth_cloud(
-    input: str | Path,
-    output: str | Path,
+    inputs: Inputs,
+    output: PathLike,
     *,
     sigma_space: float = 1.0,
     field: str = _POSITION,
+    device: str = "auto",
     workers: int = 0,
     memory: str | None = None,
     scheduler: str | None = None,
     resume: bool = False,
+    recursive: bool = False,
+    errors: Errors = "raise",
     progress: Progress | None = None,
-) -> int:
-    """Replace every point of a laser scan, or one field of it, by a Gaussian mean over the points around.
+) -> list[SmoothedCloud]:
+    """Replace every point of laser scans, or one field of it, by a Gaussian mean over the points around.
 
-    The file is read in chunks, so it may be larger than memory. The output appears under its name when it is complete.
+    Files are read in chunks, so they may be larger than memory. An output appears under its name when it is complete.
 
     Args:
-        input: `.las` or `.laz` file.
-        output: `.las` or `.laz` file to write, a copy but for the smoothed field. An existing file is replaced,
-            except the input.
+        inputs: `.las` or `.laz` file, a folder, or a list of these.
+        output: `.las` or `.laz` file to write, a copy but for the smoothed field, or a folder for several. An existing
+            file is replaced, except an input.
         sigma_space: standard deviation of the Gaussian, in units of the coordinates.
         field: "position", or a measured field such as "intensity". Classes, counts and flags raise `InputError`.
-        workers: worker processes to start; 0 computes in this process.
-        memory: limit per worker, such as "2GiB"; default: an equal share.
-        scheduler: address of an existing Dask scheduler to use instead.
-        resume: whether to resume an interrupted call. A complete output is kept.
-        progress: called with the number of finished chunks, their total, and the stage.
+        device: "auto" or "cpu"; lattices of chunks are merged on the CPU.
+        workers, memory, scheduler, resume: see `filter_array`.
+        recursive, errors, progress: see `filter_image`.
 
     Returns:
-        the number of points.
+        One result per scan.
 
     Raises:
         InputError: an argument does not fit.
-        DataError: the input cannot be read.
-        StorageError: the output cannot be written.
+        DataError: an input cannot be read.
+        StorageError: an output cannot be written.
     """
     from permutohedral.dask.workers import check_main_guard
 
     if workers or memory is not None:
         check_main_guard()
-    input, output = to_path("input", input), to_path("output", output)
-    for name, path in (("input", input), ("output", output)):
+    if device not in ("auto", "cpu"):
+        raise InputError(f"device is {device!r}, but scans are smoothed on the CPU; pass cpu or auto")
+    check_positive("sigma_space", sigma_space)
+    files = batch.plan_files(inputs, output, recursive, list_folder=cloud_formats.list_scans, check=_check)
+
+    def process(source: Path, output: Path, report: Callable[[float], None]) -> SmoothedCloud:
+        _check(output, source)
+        started = time.perf_counter()
+        scan = _open_scan(source, field)
+        settings = {
+            "input": digest(asdict(scan)),
+            "sigma_space": float(sigma_space),
+            "field": field,
+            "last change of the input": source.stat().st_mtime_ns,
+        }
+        with open_pool(workers, memory, scheduler) as pool:
+            _smooth(scan, output, sigma_space, settings, pool, resume, report)
+        return SmoothedCloud(source, output, round(time.perf_counter() - started, 4), None, scan.num_points)
+
+    return batch.process_files(process, SmoothedCloud, files, errors, progress)
+
+
+def _check(output: Path, source: Path) -> None:
+    for name, path in (("input", source), ("output", output)):
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{name} is {path}; pass a file that ends with .las or .laz")
     cloud_formats.check_no_octree(output)
-    check_outputs([input], [output])
-    check_positive("sigma_space", sigma_space)
-    scan = _open_scan(input, field)
+
+
+def _smooth(
+    scan: _Scan,
+    output: Path,
+    sigma_space: float,
+    settings: Mapping[str, Any],
+    pool: TaskPool,
+    resume: bool,
+    report: Callable[[float], None],
+) -> None:
     # absolute, since workers may run in other folders
     store = PartialStore(output.resolve())
-    settings = {
-        "input": digest(asdict(scan)),
-        "sigma_space": float(sigma_space),
-        "field": field,
-        "last change of the input": input.stat().st_mtime_ns,
-    }
     with store.locked():
         if resume and store.is_complete(cloud_formats.read_settings, settings):
-            return scan.num_points
-        with open_pool(workers, memory, scheduler) as pool:
-            chunks = _divide(scan)
-            division = store.begin(settings, resume)
-            if division is None:
-                store.record(settings, chunks)
-            else:
-                chunks = [(first, last) for first, last in division]
-            left = [number for number in range(len(chunks)) if not store.is_done((number,))]
-            if left and scan.num_points:
-                tasks = _smoothing_tasks(scan, chunks, left, sigma_space, store, pool)
-                pool.run(tasks, f"smoothing {input.name}", progress)
+            return
+        chunks = _divide(scan)
+        division = store.begin(settings, resume)
+        if division is None:
+            store.record(settings, chunks)
+        else:
+            chunks = [(first, last) for first, last in division]
+        left = [number for number in range(len(chunks)) if not store.is_done((number,))]
+        if left and scan.num_points:
+            tasks = _smoothing_tasks(scan, chunks, left, sigma_space, store, pool)
+            for done, _ in enumerate(pool.run(tasks), start=1):
+                report(done / len(tasks))
         with replacing(output) as partial:
             _assemble(scan, chunks, store, partial, settings)
         store.remove()
-    return scan.num_points
 
 
 @dataclass(frozen=True)
@@ -196,7 +226,7 @@ def _smoothing_tasks(
     import dask.array as da
     from dask.delayed import delayed
 
-    from permutohedral.dask.points import gaussian_filter
+    from permutohedral.dask import gaussian_filter
 
     call: Any = delayed
     # one task per chunk, so that it is decompressed once for features and values
@@ -239,67 +269,3 @@ def _assemble(
             points[scan.field] = cast_rounded(smooth[:, 0], np.asarray(points[scan.field]).dtype)
 
     cloud_formats.rewrite_scan(scan.path, target, chunks, change, settings)
-
-
-def segment_cloud(
-    input: str | Path,
-    output: str | Path,
-    *,
-    model: str | Path | None = None,
-    image: str | Path | None = None,
-    device: str = "auto",
-    progress: Progress | None = None,
-) -> dict[str, int]:
-    """Classify all points of a cloud and write a copy with the classes, atomically.
-
-    Args:
-        input: `.laz`, `.las`, `.ply` or `.npz` file, in meters, the last coordinate up.
-        output: file of the same format to write. An existing file is replaced, except the input.
-        model: file that `PointSegmenter.save` wrote, of a network of positions alone; default: ground, vegetation and
-            building in airborne scans.
-        image: draw the classes from above into this file; the suffix selects the format.
-        device: "auto", "cpu" or "cuda".
-        progress: called with the number of classified points, their total, and the stage.
-
-    Returns:
-        the number of points of each class, by name.
-
-    Raises:
-        InputError: a path, the device or a class does not fit.
-        DataError: the input or the model cannot be read.
-        StorageError: the output cannot be written.
-    """
-    input, output = to_path("input", input), to_path("output", output)
-    cloud_formats.check_same_format(input, output)
-    given, drawn = optional_path("model", model), optional_path("image", image)
-    check_outputs(filter(None, (input, given)), filter(None, (output, drawn)))
-    if drawn is not None:
-        from permutohedral.apps.io.figure import check_ending
-
-        check_ending(drawn)
-    where = choose_device(device)
-    network = PointSegmenter.from_pretrained(given)
-    if network.network.in_channels:
-        raise InputError(
-            f"model {model} reads {network.network.in_channels} values of each point, which files lack; pass a network "
-            "of positions alone, PointSegmenter(0, ...)"
-        )
-    positions = cloud_formats.read_cloud(input).positions
-    if len(positions):
-        positions = positions - (positions.amin(dim=0) + positions.amax(dim=0)) / 2
-    near = positions.float()
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(done, len(near), f"classifying {input.name}")
-
-    classes = classify_points(network.to(where), near, near.new_zeros(len(near), 0), where, progress=report)
-    numbers = torch.tensor(list(network.classes.values()), dtype=torch.uint8)
-    with replacing(output) as partial:
-        cloud_formats.copy_with_labels(input, partial, numbers[classes.cpu()])
-    names = list(network.classes)
-    if drawn is not None:
-        from permutohedral.apps.io.figure import draw_from_above
-
-        draw_from_above(near, classes, names, drawn)
-    return dict(zip(names, torch.bincount(classes, minlength=len(names)).tolist(), strict=True))
