@@ -97,6 +97,55 @@ def test_library_imports_torch_and_numpy_only() -> None:
     assert wrong == []
 
 
+# public modules, and two experimental ones: how data are cut into tiles, and what fits into a worker
+LIBRARY_OF_APPS = {
+    *("accuracy", "backends", "compat", "crf", "dask", "errors", "features", "guided", "lattice", "levels", "nn"),
+    *("version", "filters.tiling", "dask.workers"),
+}
+
+
+def test_applications_use_public_names() -> None:
+    wrong = []
+    for path in sorted((PACKAGE / "apps").rglob("*.py")):
+        for imported in imports_of(path):
+            package, _, rest = imported.partition(".")
+            module, _, name = rest.rpartition(".")
+            if package != "permutohedral" or rest.split(".")[0] in ("", "apps"):
+                continue
+            # `from permutohedral import nn` or `from permutohedral.nn import LatticeUNet`
+            is_private = name.startswith("_") and name != "__version__"
+            is_public = rest in {*ph.__all__, *LIBRARY_OF_APPS} or (module in LIBRARY_OF_APPS and not is_private)
+            wrong += [] if is_public else [f"{path.name} imports {imported}"]
+    assert wrong == []
+
+
+def test_only_the_entry_points_import_applications() -> None:
+    wrong = [
+        f"permutohedral.{'.'.join(module)} imports {imported}"
+        for module, path in modules()
+        for imported in imports_of(path)
+        if imported.startswith("permutohedral.apps") and module and module[0] not in ("apps", "__main__")
+    ]
+    assert wrong == []
+
+
+def test_layers_of_the_applications() -> None:
+    """The command line and the page call jobs, which use networks, readers and writers."""
+    layers = {"cli": 0, "playground": 0, "jobs": 1, "models": 2, "io": 3}
+    wrong = []
+    for module, path in modules():
+        if module[:1] != ["apps"] or len(module) == 1:
+            continue
+        for imported in imports_of(path):
+            parts = imported.split(".")
+            if parts[:2] == ["permutohedral", "apps"] and len(parts) > 2 and parts[2] in layers:
+                below = layers[parts[2]] > layers[module[1]] or parts[2] == module[1]
+                # the command `playground` starts the page
+                if not below and (module[1], parts[2]) != ("cli", "playground"):
+                    wrong.append(f"permutohedral.{'.'.join(module)} imports {imported}")
+    assert wrong == []
+
+
 @pytest.mark.parametrize("folder", ["experiments", "benchmarks"])
 def test_research_uses_the_public_api(folder: str) -> None:
     """Everything below `permutohedral.ops` is private."""
