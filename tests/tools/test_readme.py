@@ -132,7 +132,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 FOLDERS = ("src", "native", "tests", "experiments", "benchmarks", "docs", "tools", "recipe", ".github")
-# outputs of commands, folders of data sets, and results, which `make tables` checks
+# outputs of commands, folders of data sets, and results, whose tables a test checks
 OTHER_FOLDERS = ("dist", "site", "bsds500", "mnist", "results")
 
 
@@ -165,7 +165,7 @@ def test_the_architecture_is_short() -> None:
 def test_run_times_are_over_those_of_the_faster_convolution() -> None:
     peers = [{"name": name, "median": 4.0 / (1 + place)} for place, name in enumerate(run_time.CONVOLUTIONS)]
     results = [
-        {"workload": f"run-time-{channels}-{passes}", "ours": {"name": "layer", "median": median}, "peers": peers}
+        {"workload": f"run-time-{channels}-{passes}", "ours": {"name": "layer", "median": median}, "others": peers}
         for channels in run_time.CHANNELS
         for passes, median in (("forward", 3.0), ("training", 50.0))
     ]
@@ -179,4 +179,4 @@ def test_run_times_are_over_those_of_the_faster_convolution() -> None:
 def test_tables_show_the_measured_figures(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- table:") == text.count("<!-- end of table -->")
-    assert tables.fill(text) == text, "run: make tables"
+    assert tables.fill(text) == text, "run: PYTHONPATH=. python tools/tables.py"

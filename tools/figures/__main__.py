@@ -1,4 +1,4 @@
-"""Draw the figures of the documentation: `make figures`."""
+"""Draw the figures of the documentation: `PYTHONPATH=.:tools python -m figures docs/images`."""
 
 from __future__ import annotations
 
