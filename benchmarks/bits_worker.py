@@ -100,8 +100,7 @@ def _learned(dtype: torch.dtype) -> Iterator[Case]:
     for normalization in NORMALIZATIONS:
 
         def run(values: Tensor, weight: Tensor, normalization: Any = normalization, **given: Any) -> Tensor:
-            given = given or {"lattice": lattice}
-            return ph.permutohedral_filter(values, None, weight, normalization=normalization, **given)
+            return ph.permutohedral_filter(values, lattice, weight, normalization=normalization, **given)
 
         yield f"permutohedral_filter {normalization}", lambda: run(values, weight)
         for twice in (False, True):
@@ -124,7 +123,7 @@ def _learned(dtype: torch.dtype) -> Iterator[Case]:
         if normalization != "symmetric":
             yield (
                 f"permutohedral_filter {normalization} weighted",
-                lambda: run(values, weight, lattice=lattice, sample_weight=counts),
+                lambda: run(values, weight, sample_weight=counts),
             )
         layer = ph.nn.PermutohedralConv(4, 6, 3, groups=2, normalization=normalization, dtype=dtype)
         with torch.no_grad():
@@ -179,10 +178,10 @@ def _gaussians(dtype: torch.dtype) -> Iterator[Case]:
         if normalization in ("none", "homogeneous"):
             yield f"{name} weighted", lambda: run(values, features, sample_weight=counts, return_mass=True)
     separable = ph.build_lattice(features, neighborhood_size=0, separable=True)
-    yield "gaussian_filter lattice", lambda: ph.gaussian_filter(values, lattice=separable)
+    yield "gaussian_filter lattice", lambda: ph.gaussian_filter(values, separable)
     yield (
         "gaussian_filter lattice gradients",
-        lambda: _with_gradients(lambda each: ph.gaussian_filter(each, lattice=separable), values, twice=True),
+        lambda: _with_gradients(lambda each: ph.gaussian_filter(each, separable), values, twice=True),
     )
 
 

@@ -284,7 +284,7 @@ def test_lattice_works_on_another_backend(backend: str) -> None:
     features, targets, values, weight = draw(40, 3), draw(15, 3, seed=1), draw(40, 2), draw(15, 2, 3)
 
     def use(lattice: ph.Lattice) -> Tensor:
-        return ph.permutohedral_filter(values, None, weight, normalization="symmetric", lattice=lattice)
+        return ph.permutohedral_filter(values, lattice, weight, normalization="symmetric")
 
     mine = ph.build_lattice(features, targets)
     expected = use(mine)

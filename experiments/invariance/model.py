@@ -224,7 +224,7 @@ class StackStem(LevelStem):
     def forward(self, values: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the filtered levels of all images; `positions` must be None."""
         _check_no_positions(positions)
-        output = self.convolution(self.sample(values), lattice=self.lattice())
+        output = self.convolution(self.sample(values), self.lattice())
         side = SIZE - 2 * MARGIN
         levels = output.reshape(len(values) * self.num_levels, side * side, -1)
         result: Tensor = levels.transpose(1, 2).reshape(len(levels), -1, side, side)

@@ -132,7 +132,7 @@ class ScatteredReconstruction(nn.Module):
         filled, masses = self._fill(known, lattices)
         # around the middle of gray values, where the network is not to see an edge between samples and nothing
         centered = torch.cat([values - 0.5, torch.ones_like(values)], dim=2)
-        read = [learned(centered, lattice=lattice) for learned, lattice in zip(self.filters, lattices, strict=True)]
+        read = [learned(centered, lattice) for learned, lattice in zip(self.filters, lattices, strict=True)]
         image: Tensor = self.finish(self._to_image(torch.cat([filled, *masses, *read], dim=2)))
         return image
 
@@ -144,7 +144,7 @@ class ScatteredReconstruction(nn.Module):
         filled = known[:, :, :1].mean(dim=1, keepdim=True)
         masses = []
         for lattice, prior in zip(reversed(lattices), self.log_prior.exp().flip(0), strict=True):
-            blurred = ph.gaussian_filter(known, None, normalization="none", method="dense", lattice=lattice)
+            blurred = ph.gaussian_filter(known, lattice, normalization="none", method="dense")
             total, mass = blurred.split(1, dim=2)
             filled = (total + prior * filled) / (mass + prior)
             masses.append(mass / (mass + 1))
@@ -212,7 +212,7 @@ class SpectrumReconstruction(nn.Module):
         """Return real and imaginary parts of the gridded images, `[batch, 2 spectra, size, size]`."""
         weighted = (areas.to(values)[:, :, None] * values[:, :, None, :]).flatten(2)
         lattice = ph.build_lattice(positions.to(self.grid) / self.scale, self.grid / self.scale, neighborhood_size=2)
-        gridded = self.filter(weighted, lattice=lattice)
+        gridded = self.filter(weighted, lattice)
         cells = 2 * self.size
         parts = gridded.transpose(1, 2).reshape(len(values), self.spectra, 2, cells, cells)
         spectra = torch.complex(parts[:, :, 0], parts[:, :, 1])

@@ -235,16 +235,16 @@ def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
     leaf = features.clone().requires_grad_()
     with use_backend("triton"):
         bounded, number = ph.lattice.build_bounded_lattice(leaf, 60, neighborhood_size=1, separable=True)
-        found = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=bounded)
+        found = ph.permutohedral_filter(values, bounded, weight, normalization="density")
         (gradient,) = torch.autograd.grad(found.square().sum(), leaf)
-        blurred = ph.gaussian_filter(values, None, lattice=bounded)
+        blurred = ph.gaussian_filter(values, bounded)
     with use_backend("reference"):
         lattice = ph.build_lattice(leaf, neighborhood_size=1, separable=True)
-        expected = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=lattice)
+        expected = ph.permutohedral_filter(values, lattice, weight, normalization="density")
         assert int(number) == lattice.num_lattice_points < 60 == bounded.num_lattice_points
         assert_close(found, expected)
         assert_close(gradient, torch.autograd.grad(expected.square().sum(), leaf)[0])
-        assert_close(blurred, ph.gaussian_filter(values, None, lattice=lattice))
+        assert_close(blurred, ph.gaussian_filter(values, lattice))
 
 
 @pytest.mark.parametrize("batch", ["column", "expanded"])

@@ -49,7 +49,7 @@ def filter_in_tiles(
         if progress is not None:
             progress(1.0)
         return filtered
-    check_method(method, halo, None)
+    check_method(method, halo)
     window_reach, axes, step = WINDOW_REACH, None, 1
     if method == "auto":
         choice = choose_for_pixels(values, guide, sigma_space, sigma_color)

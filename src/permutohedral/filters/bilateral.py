@@ -193,7 +193,7 @@ def _filter_pixels(
     """Run `bilateral_filter` on floating tensors `[..., channels, *space]`."""
     sigma_space, sigma_color = sigmas
     check_image(image, spatial_dims)
-    check_method(method, halo, None)
+    check_method(method, halo)
     if guide is None:
         check_channels_first(image, spatial_dims)
     else:
@@ -221,7 +221,15 @@ def _filter_pixels(
             edges, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims, origin=origin
         )
         features = features.flatten(0, -3) if features.dim() > 3 else features
-        run = partial(filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
+        run = partial(
+            filter_gaussian,
+            features=features,
+            target_features=None,
+            batch=None,
+            target_batch=None,
+            method=method,
+            halo=halo,
+        )
     has_items = edges.dim() > spatial_dims + 2
     values = image.flatten(-spatial_dims).mT
     values = values.flatten(0, -3) if has_items else values

@@ -165,7 +165,7 @@ def filter_planes(
     ]
     rows = (part.flatten(2).transpose(1, 2) for part in planes.split(size))
     filtered = (
-        gaussian_filter(part, None, lattice=lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
+        gaussian_filter(part, lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
         for part, lattice in zip(rows, lattices, strict=True)
     )
     if out is None:
