@@ -92,7 +92,7 @@ def _measure_grid(
     inputs: Inputs, threads: int, repeats: int, with_peers: bool, *, side: int, dimension: int, sigma: float
 ) -> Measured:
     """Filter a volume of one channel, or an image of three."""
-    from permutohedral import files
+    from permutohedral import apps
 
     extent = 64 * max(round(side * _scale() ** (1 / dimension) / 64), 1)
     space, color = (extent,) * dimension, 0.2 if dimension == 3 else 0.1
@@ -100,7 +100,7 @@ def _measure_grid(
         folder = Path(name)
         _write_scene(folder / "in.zarr", space, 1 if dimension == 3 else 3, 64 if dimension == 3 else 256)
         options: dict[str, Any] = {"sigma_space": sigma, "sigma_color": color, "workers": _WORKERS, "memory": _MEMORY}
-        run = partial(files.filter_array, folder / "in.zarr", folder / "out.zarr", **options)
+        run = partial(apps.filter_array, folder / "in.zarr", folder / "out.zarr", **options)
         return _measure(extent**dimension, run)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.markdown import markdown_table
 from experiments.provenance import describe_machine, short_commit
 from experiments.results import Result, write_bytes
-from permutohedral.files.figure import new_figure, save_figure
+from permutohedral.apps.io.figure import new_figure, save_figure
 
 __all__ = ["Column", "Lines", "Page", "Table", "by_row", "mean_of", "new_figure", "write_page"]
 

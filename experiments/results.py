@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import permutohedral as ph
 from experiments.provenance import describe_machine, find_commit, find_processor, short_commit
+from permutohedral.apps.io.atomic import replacing, write_bytes
 from permutohedral.errors import InputError, StorageError
-from permutohedral.files.atomic import replacing, write_bytes
 from permutohedral.version import __version__
 
 __all__ = [

@@ -18,7 +18,14 @@ from permutohedral.ops import dispatch
 # marks of folders and files, by the beginning of their path; single tests are marked in their files
 MARKS = {
     "slow": (
-        *("cli/test_clouds.py", "figures", "files/test_clouds.py", "filters/test_color_grid.py", "fuzz", "models"),
+        *(
+            "apps/cli/test_clouds.py",
+            "figures",
+            "apps/jobs/test_clouds.py",
+            "filters/test_color_grid.py",
+            "fuzz",
+            "apps/models",
+        ),
         *("guided/test_transforms.py", "nn/test_compiled_gradients.py", "ops/test_operators.py"),
         *(
             "ops/test_triton_compile.py",
@@ -32,13 +39,18 @@ MARKS = {
         ),
     ),
     "process": (
-        *("cli/test_application.py", "cli/test_start.py", "dask_arrays/test_cluster.py", "dropins/test_install.py"),
-        *("files/test_tiles.py", "native", "nn/test_distributed.py"),
+        *(
+            "apps/cli/test_application.py",
+            "apps/cli/test_start.py",
+            "dask_arrays/test_cluster.py",
+            "dropins/test_install.py",
+        ),
+        *("apps/jobs/test_tiles.py", "native", "nn/test_distributed.py"),
         *("ops/test_native_memory.py", "ops/test_threads.py", "test_modes.py"),
         *("reliability/test_interruption.py", "reliability/test_memory.py"),
     ),
     "disk": ("reliability/test_cloud_files.py", "reliability/test_faults.py"),
-    "browser": ("playground/test_browser.py",),
+    "browser": ("apps/playground/test_browser.py",),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tifffile
 from typer.testing import CliRunner
 
-from permutohedral.cli.application import application
+from permutohedral.apps.cli.application import application
 
 
 def invoke(command: str, *arguments: object, stdin: bytes | None = None) -> Any:

@@ -18,7 +18,7 @@ import permutohedral as ph
 MODULES = ("accuracy", "crf", "features", "guided", "lattice", "levels", "models", "nn")
 # public names without derivatives, by the reason
 NOT_DIFFERENTIABLE = {
-    "another module": "compat files accuracy backends crf errors features guided lattice levels models nn",
+    "another module": "apps compat accuracy backends crf errors features guided lattice levels nn",
     "a string": "__version__",
     "a record of sizes or tables": """Lattice lattice.LatticeStatistics lattice.MemoryForecast
         lattice.Neighborhood lattice.Simplices levels.LatticePyramid levels.LevelTables accuracy.ErrorEstimate
@@ -28,7 +28,7 @@ NOT_DIFFERENTIABLE = {
     "takes integers": "crf.energies_from_labels lattice.gaussian_weight",
     "needs a GPU; tests/gpu": "lattice.build_bounded_lattice levels.build_bounded_pyramid",
     "runs the backward pass itself, and returns detached results": "nn.capture_step",
-    "runs without gradients": "models.Denoiser",
+    "runs without gradients": "apps.Denoiser",
 }
 WITHOUT_DERIVATIVES = {name for names in NOT_DIFFERENTIABLE.values() for name in names.split()}
 
@@ -518,12 +518,12 @@ LAYERS: dict[str, Case] = {
         roundings=OF_NETWORKS,
         jumps=("facets",),
     ),
-    "models.PointSegmenter": Case(
+    "apps.PointSegmenter": Case(
         lambda layer, values, positions: layer(
             values, positions, torch.zeros(len(values), dtype=torch.int64, device=values.device)
         ),
         lambda: {"values": values(POINTS, 2), "positions": features(POINTS, 3)},
-        lambda: ph.models.PointSegmenter(2, 3, channels=(4, 8)),
+        lambda: ph.apps.PointSegmenter(2, 3, channels=(4, 8)),
         batch=False,
         roundings=OF_NETWORKS,
         jumps=("facets",),

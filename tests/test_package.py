@@ -27,10 +27,9 @@ PACKAGE = Path(ph.__file__).parent
 
 # a module imports from its own layer and from layers below it
 LAYERS = [
-    ["__main__", "cli", "playground"],
-    ["files"],
-    ["models"],
-    ["nn", "compat", "dask"],
+    ["__main__", "apps"],
+    ["dask"],
+    ["nn", "compat"],
     ["crf", "guided"],
     ["accuracy"],
     ["filters"],
@@ -42,7 +41,7 @@ LAYERS = [
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # needs torch and NumPy only
-LIBRARY = {name for names in LAYERS[3:] for name in names if name != "dask"}
+LIBRARY = {name for names in LAYERS[2:] for name in names}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -124,7 +123,7 @@ def test_public_names_load_no_backend() -> None:
     ours = {name for name in after if name.split(".")[0] == "permutohedral"}
     others = {name.split(".")[0] for name in after - before - ours}
     assert others <= sys.stdlib_module_names | {"torch", "numpy"}
-    assert {name.split(".")[1] for name in ours if "." in name} <= {*LIBRARY, "files", "models"}
+    assert {name.split(".")[1] for name in ours if "." in name} <= {*LIBRARY, "apps"}
     assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
     # these take longer to load than everything else together
     assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
@@ -132,9 +131,9 @@ def test_public_names_load_no_backend() -> None:
 
 @pytest.mark.process
 def test_jobs_on_files_are_imported_lazily() -> None:
-    loaded = loaded_by("import permutohedral as ph; assert set(ph.files.__all__) <= set(dir(ph.files))")
-    assert not {"torch", "PIL", "permutohedral.files.images"} & loaded
-    assert {"PIL", "permutohedral.files.images"} <= loaded_by("import permutohedral as ph; ph.files.filter_image")
+    loaded = loaded_by("import permutohedral as ph; assert set(ph.apps.__all__) <= set(dir(ph.apps))")
+    assert not {"torch", "PIL", "permutohedral.apps.jobs.images"} & loaded
+    assert {"PIL", "permutohedral.apps.jobs.images"} <= loaded_by("import permutohedral as ph; ph.apps.filter_image")
 
 
 @pytest.mark.process

@@ -15,9 +15,9 @@ import playground_browser as pb
 from PIL import Image
 from playwright.sync_api import Page
 
-from permutohedral.files.atomic import write_bytes
-from permutohedral.playground.page import example_photo
-from permutohedral.playground.strokes import EXAMPLE_STROKES
+from permutohedral.apps.io.atomic import write_bytes
+from permutohedral.apps.playground.page import example_photo
+from permutohedral.apps.playground.strokes import EXAMPLE_STROKES
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 TABS = ("filter", "denoise", "segment", "upsample")

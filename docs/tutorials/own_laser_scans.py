@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from permutohedral import files
-from permutohedral.files.cloud_formats import read_cloud
-from permutohedral.models import PointSegmenter
+from permutohedral import apps
+from permutohedral.apps import PointSegmenter
+from permutohedral.apps.io.clouds import read_cloud
 
 GROUND, TREE, HOUSE = 2, 5, 6
 folder = Path(tempfile.mkdtemp())
@@ -88,7 +88,7 @@ network.save(model)
 # The output is a copy of the file with other classes. Measure accuracy on files that were not used for training.
 
 output = folder / "classified.npz"
-counts = files.segment_cloud(south, output, model=model, image=folder / "classes.png", device="cpu")
+counts = apps.segment_cloud(south, output, model=model, image=folder / "classes.png", device="cpu")
 truth, found = read_cloud(south).labels, read_cloud(output).labels
 assert truth is not None
 assert found is not None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from experiments.data.download import find_folder, verify
+from permutohedral.apps.io.clouds import read_cloud
 from permutohedral.errors import DataError
-from permutohedral.files.cloud_formats import read_cloud
 
 PlaceName = Literal["zurich", "fusa", "lake", "house"]
 

@@ -17,8 +17,8 @@ from experiments.experiment import Experiment
 from experiments.report import WEIGHTS, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
-from permutohedral.models.deep_denoising import DeepDenoiser
-from permutohedral.models.pretrained import build_denoiser
+from permutohedral.apps.models.deep_denoising import DeepDenoiser
+from permutohedral.apps.models.pretrained import build_denoiser
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)

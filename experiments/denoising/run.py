@@ -25,9 +25,9 @@ from experiments.experiment import Experiment
 from experiments.report import WEIGHTS, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, StepBatches, TrainingSettings, checkpoint_folder, count_weights, fit
+from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import Normalization
-from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.nn import PermutohedralConv
 
 

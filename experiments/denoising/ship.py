@@ -21,9 +21,9 @@ from experiments.denoising.quadratic import QuadraticErrors, measure_quadratic_e
 from experiments.quality import mean_psnr
 from experiments.results import read_weights, weights_path
 from experiments.training import RunOptions, TrainingSettings
-from permutohedral.models.deep_denoising import DeepDenoiser
-from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
-from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
+from permutohedral.apps.models.deep_denoising import DeepDenoiser
+from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.apps.models.pretrained import Entry, read_pretrained, save_pretrained
 
 NOISES = (5.0, 10.0, 15.0, 25.0, 35.0, 50.0, 75.0)
 # sigma_space in pixels, and sigma_color in standard deviations of the noise

@@ -26,8 +26,8 @@ from experiments.grabcut.learned import LearnedCutout, make_loss
 from experiments.report import TITLE, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, fit
+from permutohedral.apps.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, first_foreground
 from permutohedral.errors import InputError
-from permutohedral.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, first_foreground
 
 Method = Literal["mixtures", "opencv", "fixed", "learned"]
 Cutout = Callable[[Tensor, Trimap], Tensor]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import permutohedral as ph
 from experiments.pointnet import PointNetSegmenter, PointwiseSegmenter
+from permutohedral.apps.models.point_segmentation import PointSegmenter
 from permutohedral.errors import InputError
-from permutohedral.models.point_segmentation import PointSegmenter
 from permutohedral.nn.unet import ResidualBlocks, mean_and_density
 
 SegmentationModel = Literal["unet", "flat", "pointwise", "pointnet"]

@@ -36,8 +36,8 @@ from experiments.markdown import markdown_table
 from experiments.report import WEIGHTS, Column, Page, Table, by_row
 from experiments.results import FORBID_EXTRA, Result, describe_environment, weights_path, write_json, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
+from permutohedral.apps.jobs.cloud_tiles import classify_points
 from permutohedral.errors import InputError
-from permutohedral.files.cloud_tiles import classify_points
 
 # trained on its west half, tested on its east half
 HALVED: PlaceName = "zurich"

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from permutohedral.apps.jobs.cloud_tiles import DENSEST, measure_density
 from permutohedral.errors import InputError
-from permutohedral.files.cloud_tiles import DENSEST, measure_density
 
 # (window, cell) in meters: structures narrower than the window count as standing on the ground: bushes, houses, halls
 WINDOWS = ((4.0, 1.0), (16.0, 2.0), (40.0, 2.0))

@@ -10,7 +10,7 @@ from experiments.data.lidar import CLASSES
 from experiments.lidar.run import EXPERIMENTS
 from experiments.lidar.scenes import VALUE_CHANNELS
 from experiments.results import read_weights, weights_path
-from permutohedral.models import PointSegmenter
+from permutohedral.apps import PointSegmenter
 
 # numbers of the classes in the LAS standard
 _NUMBERS = (2, 5, 6)

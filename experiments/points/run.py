@@ -34,8 +34,8 @@ from experiments.points.networks import NetworkName, build_network
 from experiments.report import TITLE, WEIGHTS, Column, Lines, Page, Table, by_row
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_json, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
+from permutohedral.apps.jobs.cloud_tiles import cut_tiles
 from permutohedral.errors import InputError
-from permutohedral.files.cloud_tiles import cut_tiles
 
 # settings that --first tune tries, one after the other; see PROTOCOL.md
 LEARNING_RATES = (0.001, 0.003, 0.01)

@@ -21,9 +21,9 @@ from experiments.denoising.ship import DEEP_ROW, add_deep, tune_deep
 from experiments.denoising.walk import walk_to_neighbors
 from experiments.results import Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings
+from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.apps.models.pretrained import Entry, read_pretrained, save_pretrained
 from permutohedral.errors import InputError
-from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
-from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
 
 
 def made_images(split: str, folder: Path | None = None, limit: int | None = None) -> list[GrayImage]:

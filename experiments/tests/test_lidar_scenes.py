@@ -17,8 +17,8 @@ from experiments.lidar.scenes import (
     join_scenes,
     make_scene,
 )
+from permutohedral.apps.jobs.cloud_tiles import measure_density
 from permutohedral.errors import InputError
-from permutohedral.files.cloud_tiles import measure_density
 
 PLAIN = Cropping(20.0, 20.0, 10**6, 1e3, 1e3, scale=0.0, jitter=0.0, lift=0.0, turn=False)
 

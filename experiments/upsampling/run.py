@@ -26,8 +26,8 @@ from experiments.results import FORBID_EXTRA, Result
 from experiments.training import RunOptions, TrainingSettings
 from experiments.upsampling.learned import train
 from experiments.upsampling.methods import METHODS, Upsample
+from permutohedral.apps.models.pretrained import load_pretrained
 from permutohedral.errors import InputError
-from permutohedral.models.pretrained import load_pretrained
 
 Task = Literal["depth", "colors", "chroma", "kept", "features"]
 

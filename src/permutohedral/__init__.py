@@ -14,8 +14,8 @@ permutohedral lattice, convolved there, and sliced back at any points. Start her
     features from images                 `features.bilateral`, `features.positions`, `features.colors`, `features.join`
     dense random fields                  `crf.mean_field`, `nn.DenseCRF`
     coarser levels of a lattice          `levels.build_pyramid`
-    filter, denoise, segment files       `files.filter_image`, `files.denoise_image`, `files.segment_image`, ...
-    networks with trained weights        `models`
+    filter, denoise, segment files       `apps.filter_image`, `apps.denoise_image`, `apps.segment_image`, ...
+    networks with trained weights        `apps.Denoiser`, `apps.PointSegmenter`
     see which backend runs, and why      `backends.explain`
     measure the approximation            `accuracy.estimate_error`, `accuracy.explain_bilateral`
     forecast memory                      `lattice.forecast_memory`, `Lattice.statistics`
@@ -38,17 +38,16 @@ from permutohedral.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from permutohedral import accuracy as accuracy
+    from permutohedral import apps as apps
     from permutohedral import backends as backends
     from permutohedral import compat as compat
     from permutohedral import crf as crf
     from permutohedral import dask as dask
     from permutohedral import errors as errors
     from permutohedral import features as features
-    from permutohedral import files as files
     from permutohedral import guided as guided
     from permutohedral import lattice as lattice
     from permutohedral import levels as levels
-    from permutohedral import models as models
     from permutohedral import nn as nn
     from permutohedral.filters.bilateral import bilateral_filter as bilateral_filter
     from permutohedral.filters.gaussian import gaussian_filter as gaussian_filter
@@ -80,17 +79,16 @@ _FUNCTIONS = {
 # Each is a file or a folder of this package.
 _MODULES = (
     "accuracy",
+    "apps",
     "backends",
     "compat",
     "crf",
     "dask",
     "errors",
     "features",
-    "files",
     "guided",
     "lattice",
     "levels",
-    "models",
     "nn",
 )
 # `import *` must work without Dask

@@ -46,10 +46,10 @@ def _run() -> None:
     try:
         import typer  # noqa: F401  (check that it is installed)
     except ModuleNotFoundError:
-        from permutohedral.cli.extras import extra_of_command
+        from permutohedral.apps.cli.extras import extra_of_command
 
         sys.exit(f"permutohedral: the command line needs an extra: pip install 'permutohedral[{extra_of_command()}]'")
-    from permutohedral.cli.application import application
+    from permutohedral.apps.cli.application import application
 
     application(prog_name="permutohedral")
 

@@ -25,9 +25,9 @@ from dask.system import CPU_COUNT
 from distributed import Client, wait
 
 import permutohedral.dask as phd
+from permutohedral.apps import filter_array
+from permutohedral.apps.jobs.tasks import TaskPool
 from permutohedral.errors import BackendUnavailable, InputError
-from permutohedral.files import filter_array
-from permutohedral.files.tasks import TaskPool
 
 pytestmark = pytest.mark.process
 
@@ -91,7 +91,7 @@ def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
 INTERRUPTED_READ = """
 import os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from permutohedral.files.array_stores import ArraySource
+from permutohedral.apps.io.arrays import ArraySource
 read = ArraySource.read
 
 def interrupt(self, region):
@@ -122,7 +122,7 @@ with phd.start_workers(workers=1, memory="1GiB"):
     pass
 """,
     "files": """
-from permutohedral.files import filter_array
+from permutohedral.apps import filter_array
 filter_array("in.zarr", "out.zarr", sigma_space=1, sigma_color=0.1, axes="ZYX", workers=1)
 """,
 }

@@ -13,9 +13,9 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.apps.models.deep_denoising import PermutohedralBlock
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.lattice.neighborhood import Neighborhood
-from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.ops import reference
 from permutohedral.ops.constants import axis_offsets
 from permutohedral.ops.dispatch import use as use_backend

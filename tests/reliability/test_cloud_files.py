@@ -11,10 +11,10 @@ import torch
 from plyfile import PlyData, PlyElement
 from reliability.disks import largest_file
 
+from permutohedral.apps import smooth_cloud
+from permutohedral.apps.io.atomic import replacing
+from permutohedral.apps.io.clouds import copy_with_labels, read_cloud
 from permutohedral.errors import DataError, StorageError
-from permutohedral.files import smooth_cloud
-from permutohedral.files.atomic import replacing
-from permutohedral.files.cloud_formats import copy_with_labels, read_cloud
 
 COUNT = 5000
 

@@ -12,9 +12,9 @@ import torch
 from reliability.disks import disk, largest_file, remount
 
 from experiments.results import read_weights, write_weights
+from permutohedral.apps.io.atomic import replacing, write_bytes
+from permutohedral.apps.io.image import ImageData, read_image, write_image
 from permutohedral.errors import PermutohedralError, StorageError
-from permutohedral.files.atomic import replacing, write_bytes
-from permutohedral.files.formats.image import ImageData, read_image, write_image
 
 ENDINGS = ["jpg", "png", "tif", "bmp", "ppm", "webp", "gif", "jp2"]
 

@@ -21,10 +21,10 @@ from image_files import invoke, png_of_claimed_size, write_integers
 from PIL import Image
 
 import permutohedral as ph
+from permutohedral.apps.io.image import read_image
+from permutohedral.apps.io.labels import read_label_map
+from permutohedral.apps.io.maps import read_map
 from permutohedral.errors import DataError, InputError, PermutohedralError
-from permutohedral.files.formats.image import read_image
-from permutohedral.files.formats.labels import read_label_map
-from permutohedral.files.formats.maps import read_map
 
 LIMIT = "PERMUTOHEDRAL_MAX_PIXELS"
 # types of TIFF, and tags
@@ -256,7 +256,7 @@ def test_resume_replaces_a_result_that_is_no_image(tmp_path: Path) -> None:
     arguments = tmp_path / "photo.png", tmp_path / "out.png"
     for content in (png_of_claimed_size(60_000, 60_000), b"no image"):
         (tmp_path / "out.png").write_bytes(content)
-        [result] = ph.files.segment_image(*arguments, labels=tmp_path / "labels.png", resume=True)
+        [result] = ph.apps.segment_image(*arguments, labels=tmp_path / "labels.png", resume=True)
         assert not result.resumed
         assert read_image(tmp_path / "out.png").pixels.shape[1:] == (8, 9)
 
@@ -273,7 +273,7 @@ def test_closed_streams_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as streams:
         streams.setattr(sys, "stdin", None)
         with pytest.raises(DataError, match="stdin is empty"):
-            ph.files.filter_image("-", tmp_path / "b.png")
+            ph.apps.filter_image("-", tmp_path / "b.png")
         streams.setattr(sys, "stdout", None)
         with pytest.raises(PermutohedralError, match="cannot write to stdout"):
-            ph.files.filter_image(tmp_path / "a.png", "-")
+            ph.apps.filter_image(tmp_path / "a.png", "-")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import permutohedral as ph
-from permutohedral.files.atomic import replacing, write_bytes
+from permutohedral.apps.io.atomic import replacing, write_bytes
 
 needs_images = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("typer", "PIL", "tifffile", "skimage")),
@@ -68,13 +68,13 @@ def test_missing_extra_is_named() -> None:
         ph.dask  # noqa: B018
     with pytest.raises(ModuleNotFoundError, match=r"permutohedral\[dask\]"):
         from permutohedral import dask  # noqa: F401
-    from permutohedral.files import filter_image
+    from permutohedral.apps import filter_image
 
     calls = (
         lambda: filter_image("photo.png", "smooth.png"),
-        ph.models.Denoiser,
-        ph.models.Denoiser.from_pretrained,
-        ph.models.PointSegmenter.from_pretrained,
+        ph.apps.Denoiser,
+        ph.apps.Denoiser.from_pretrained,
+        ph.apps.PointSegmenter.from_pretrained,
     )
     for call in calls:
         with pytest.raises(ModuleNotFoundError) as raised:
@@ -152,7 +152,7 @@ def test_write_onto_a_folder_raises(tmp_path: Path) -> None:
 def test_filter_image(tmp_path: Path, name: str) -> None:
     source, result = (tmp_path / name / f"{name}{end}.png" for end in ("", " filtered"))
     before = read_picture(write_picture(source))
-    ph.files.filter_image(source, result, sigma_space=3.0, sigma_color=0.5)
+    ph.apps.filter_image(source, result, sigma_space=3.0, sigma_color=0.5)
     after = read_picture(result)
     assert after.shape == before.shape
     assert after.std() < before.std()
@@ -162,7 +162,7 @@ def test_filter_image(tmp_path: Path, name: str) -> None:
 def test_upsample_map_writes_an_array(tmp_path: Path) -> None:
     np.save(tmp_path / "depth.npy", np.full((6, 8), 2.5, np.float32))
     guide = write_picture(tmp_path / "guide.png")
-    ph.files.upsample_map(tmp_path / "depth.npy", guide, tmp_path / "fine.npy")
+    ph.apps.upsample_map(tmp_path / "depth.npy", guide, tmp_path / "fine.npy")
     np.testing.assert_allclose(np.load(tmp_path / "fine.npy"), np.full((24, 32), 2.5), atol=1e-4)
 
 

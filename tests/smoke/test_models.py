@@ -124,5 +124,5 @@ def test_shipped_weights_denoise() -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'permutohedral[images]'")
     clean = two_halves()
     noisy = clean + 0.1 * torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
-    denoised = ph.models.Denoiser.from_pretrained()(noisy)
+    denoised = ph.apps.Denoiser.from_pretrained()(noisy)
     assert (denoised - clean).square().mean() < (noisy - clean).square().mean() / 2

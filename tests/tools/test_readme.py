@@ -14,7 +14,7 @@ import tables
 from typer.testing import CliRunner
 
 from benchmarks import run_time
-from permutohedral.cli.application import application
+from permutohedral.apps.cli.application import application
 from permutohedral.errors import DOCUMENTATION
 
 ROOT = readme.ROOT

@@ -16,10 +16,10 @@ from figures.levels import draw_levels
 from figures.photographs import draw_segmentation, draw_upsampling
 from figures.simplices import draw_simplices
 from figures.steps import draw_steps, make_scene
-from permutohedral.files.figure import save_figure
+from permutohedral.apps.io.figure import save_figure
+from permutohedral.apps.models.denoising import PermutohedralDenoiser
+from permutohedral.apps.models.pretrained import load_pretrained
 from permutohedral.lattice.neighborhood import gaussian_weight
-from permutohedral.models.denoising import PermutohedralDenoiser
-from permutohedral.models.pretrained import load_pretrained
 
 
 def main(folder: Path) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from figures.canvas import DIVERGING, GRID, INK, Array, bare
-from permutohedral.files.figure import new_figure
+from permutohedral.apps.io.figure import new_figure
 from permutohedral.lattice.geometry import tap_positions
 from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
 

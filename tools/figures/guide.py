@@ -13,10 +13,10 @@ from torch.nn import functional
 
 import permutohedral as ph
 from figures.photographs import COLORS, draw_panels, rough_labels
-from permutohedral import files
-from permutohedral.files.cloud_formats import read_cloud
-from permutohedral.files.figure import new_figure
-from permutohedral.files.formats.labels import LabelMap, blend_labels
+from permutohedral import apps
+from permutohedral.apps.io.clouds import read_cloud
+from permutohedral.apps.io.figure import new_figure
+from permutohedral.apps.io.labels import LabelMap, blend_labels
 
 GROUND, TREE, HOUSE = 2, 5, 6
 
@@ -36,12 +36,12 @@ def draw_commands(folder: Path) -> Figure:
     def path(name: str) -> Path:
         return folder / f"{name}.png"
 
-    files.filter_image(path("photo"), path("filtered"), sigma_space=16, sigma_color=0.15)
-    files.denoise_image(path("noisy"), path("denoised"), sigma=25)
-    files.segment_image(
+    apps.filter_image(path("photo"), path("filtered"), sigma_space=16, sigma_color=0.15)
+    apps.denoise_image(path("noisy"), path("denoised"), sigma=25)
+    apps.segment_image(
         path("photo"), path("segmented"), labels=path("labels"), overlay=path("overlay"), sigma_space=40, strength=15
     )
-    files.upsample_map(path("coarse"), path("photo"), path("upsampled"))
+    apps.upsample_map(path("coarse"), path("photo"), path("upsampled"))
     titles = {"photo": "photo.png", "filtered": "image filter", "noisy": "noisy.png", "denoised": "image denoise"}
     titles |= {"labels": "labels.png", "overlay": "image segment --overlay", "coarse": "map.png"}
     titles["upsampled"] = "image upsample"
@@ -88,7 +88,7 @@ def make_town(path: Path, side: float = 90.0, points: int = 60_000) -> None:
 def draw_scan(folder: Path) -> Figure:
     """Classify a town with the shipped network, and draw it at an angle."""
     make_town(folder / "town.npz")
-    files.segment_cloud(folder / "town.npz", folder / "classified.npz", device="cpu")
+    apps.segment_cloud(folder / "town.npz", folder / "classified.npz", device="cpu")
     cloud = read_cloud(folder / "classified.npz")
     assert cloud.labels is not None
     positions, labels = cloud.positions.numpy(), cloud.labels.numpy()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import permutohedral as ph
 from figures.canvas import ARROW, GRID, INK, POINT, bare
-from permutohedral.files.figure import new_figure
+from permutohedral.apps.io.figure import new_figure
 from permutohedral.lattice.geometry import lattice_positions
 
 MIDDLE = "#2563eb"

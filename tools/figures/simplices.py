@@ -12,7 +12,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from figures.canvas import ARROW, GRID, INK, POINT, draw_grid, grid_points
-from permutohedral.files.figure import new_figure
+from permutohedral.apps.io.figure import new_figure
 from permutohedral.lattice.geometry import lattice_positions
 
 

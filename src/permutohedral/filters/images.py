@@ -84,9 +84,9 @@ class ImageFormat:
         if not isinstance(data, (Tensor, np.ndarray)):
             advice = "pass a Pillow image as numpy.asarray(image) with channels_last=True"
             if isinstance(data, (str, PathLike)):
-                advice = "permutohedral.files has functions for files"
+                advice = "permutohedral.apps has functions for files"
             elif type(data).__module__.partition(".")[0] in ("dask", "xarray", "zarr"):
-                advice = "permutohedral.dask has functions for Dask arrays, permutohedral.files for Zarr"
+                advice = "permutohedral.dask has functions for Dask arrays, permutohedral.apps for Zarr"
             raise InputError(f"{name} must be a torch.Tensor or a NumPy array, got {type(data).__name__}; {advice}")
         image = to_tensor(data)
         if image.dtype == torch.uint8:

@@ -1,0 +1,1 @@
+"""Readers and writers: images, maps, labels, arrays, clouds; atomic writes."""

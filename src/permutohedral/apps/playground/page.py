@@ -1,0 +1,128 @@
+"""The page: its head, its tabs, and the photo that they share."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nicegui import ui
+from nicegui.elements.upload_files import FileUpload
+
+from permutohedral.apps.playground.components import STYLE
+from permutohedral.apps.playground.controls import read_in_turn, read_photo, read_upload, show_error, upload_button
+from permutohedral.apps.playground.panel import Panel
+from permutohedral.apps.playground.session import Session
+from permutohedral.apps.playground.strokes import EXAMPLE_STROKES
+from permutohedral.apps.playground.tabs.denoise import DenoisePanel
+from permutohedral.apps.playground.tabs.filter import FilterPanel
+from permutohedral.apps.playground.tabs.segment import SegmentPanel
+from permutohedral.apps.playground.tabs.upsample import UpsamplePanel
+
+if TYPE_CHECKING:
+    from permutohedral.apps.playground.photos import Photo
+
+
+def example_photo() -> Path:
+    """Return the path of a photo that comes with scikit-image."""
+    found = importlib.util.find_spec("skimage")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("the example needs scikit-image", name="skimage")
+    return Path(found.submodule_search_locations[0]) / "data" / "coffee.png"
+
+
+class Page:
+    """Content of one browser tab; `photo` is the first photo, None for the example."""
+
+    def __init__(self, photo: Path | None) -> None:
+        ui.add_css(STYLE)
+        # the cookie is set, so the token need not stay on the screen
+        ui.add_head_html('<script>history.replaceState(null, "", location.pathname)</script>')
+        ui.colors(primary="#3f51b5")
+        self._slot = ui.context.slot
+        self.session = Session(self._fail, self._set_busy)
+        self._first = photo
+        with ui.element("div").classes("pg-head"):
+            ui.html("<span>permutohedral</span> playground", sanitize=False).classes("pg-name")
+            with ui.tabs(on_change=lambda event: self._open(event.value)).classes("pg-tabs").props("dense") as tabs:
+                for kind in (FilterPanel, DenoisePanel, SegmentPanel, UpsamplePanel):
+                    ui.tab(kind.title)
+            with ui.element("div").classes("pg-photo"):
+                self._name = ui.label("loading").classes("pg-file")
+                upload_button("open a photo", self._take_upload)
+        self._denoise, self._segment = DenoisePanel(self.session), SegmentPanel(self.session)
+        others = FilterPanel(self.session), UpsamplePanel(self.session)
+        self._panels: dict[str, Panel] = {panel.title: panel for panel in (self._denoise, self._segment, *others)}
+        self._opened: Panel = others[0]
+        tabs.set_value(self._opened.title)
+        self._open(self._opened.title)
+
+    async def load(self) -> None:
+        """Load the first photo."""
+        path = example_photo() if self._first is None else self._first
+        # this also loads the library
+        self._set_busy(True)
+        photo = None
+        try:
+            photo = await read_in_turn(read_photo, path, str(path))
+        # decoders raise any exception for a damaged file
+        except Exception as error:
+            self._fail(error)
+        if photo is None:
+            self._set_busy(False)
+            self._name.set_text("no photo")
+            return
+        self._show(photo)
+        if self._first is None:
+            self._segment.set_strokes(list(EXAMPLE_STROKES))
+            self._denoise.add_example_noise()
+
+    async def _take_upload(self, file: FileUpload) -> None:
+        found = await read_upload(self.session, file, read_photo)
+        if found is not None:
+            path, photo = found
+            self._show(photo)
+            self.session.keep_upload("photo", path)
+
+    def _show(self, photo: Photo) -> None:
+        # the tab was closed while the photo was read
+        if self.session.is_closed:
+            return
+        self.session.photo = photo
+        height, width = photo.size
+        self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")
+        self.session.stream.put("photo", photo.layer, "before", 0)
+        for panel in self._panels.values():
+            panel.reset()
+        self._opened.refresh()
+
+    def _open(self, title: str) -> None:
+        self._opened.hide()
+        self._opened = self._panels[title]
+        self._opened.open()
+
+    def _fail(self, error: Exception) -> None:
+        with self._slot:
+            show_error(error)
+        self._set_busy(False)
+
+    def _set_busy(self, busy: bool) -> None:
+        for panel in self._panels.values():
+            panel.set_busy(busy and panel is self._opened)
+
+
+async def build_page(photo: Path | None, sessions: dict[str, Session]) -> None:
+    """Build the page of a new browser tab, and delete its session when the tab is closed."""
+    page = Page(photo)
+    session = page.session
+    sessions[session.key] = session
+
+    def forget() -> None:
+        sessions.pop(session.key, None)
+        session.close()
+
+    ui.context.client.on_delete(forget)
+    await ui.context.client.connected()
+    # a client that never connects is deleted
+    if session.key in sessions:
+        await page.load()
