@@ -232,7 +232,7 @@ def _images(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _fields(dtype: torch.dtype) -> Iterator[Case]:
-    normalizations: Any = ("symmetric", "before", "after", "none")
+    normalizations: Any = ("symmetric", "transposed", "homogeneous", "none")
     for labels, normalization in product((2, 4), normalizations):
         points = 2 * _draw(60, 3, dtype=dtype)
         energies, start = _draw(60, labels, dtype=dtype), _draw(60, labels, seed=1, dtype=dtype).exp()
@@ -280,7 +280,7 @@ def _fields(dtype: torch.dtype) -> Iterator[Case]:
         )
     image, costs = _draw(3, 12, 10, dtype=dtype).sigmoid(), _draw(4, 12, 10, dtype=dtype)
     torch.manual_seed(0)
-    crf = ph.nn.DenseCRF(4, bilateral_sigma_space=5.0, bilateral_sigma_color=0.2, dtype=dtype)
+    crf = ph.nn.DenseCRF(4, sigma_space=5.0, sigma_color=0.2, dtype=dtype)
     yield "DenseCRF", lambda: _of_layer(crf, costs[None], image[None])
 
 

@@ -109,9 +109,9 @@ def _prepare_batch(inputs: Inputs, images: int, space: tuple[int, ...], labels: 
     layer = ph.nn.DenseCRF(
         labels,
         kernel_weights=WEIGHTS,
-        spatial_sigma=SIGMA,
-        bilateral_sigma_space=SIGMA_BILATERAL,
-        bilateral_sigma_color=SIGMA_COLOR / 255,
+        sigma_smoothness=SIGMA,
+        sigma_space=SIGMA_BILATERAL,
+        sigma_color=SIGMA_COLOR / 255,
         num_iterations=iterations,
     ).to(inputs.device)
     batches = []

@@ -70,7 +70,7 @@ def _prepare_filter(inputs: Inputs) -> Prepared:
 
 def _prepare_loss(inputs: Inputs) -> Prepared:
     given = [tuple(each.to(inputs.device) for each in _draw(seed)) for seed in range(_VARIANTS)]
-    layer = ph.nn.DenseEnergyLoss(2 * SIGMA_SPACE, SIGMA_COLOR, weight=1e-7, scale_factor=0.5)
+    layer = ph.nn.DenseEnergyLoss(sigma_space=2 * SIGMA_SPACE, sigma_color=SIGMA_COLOR, weight=1e-7, scale_factor=0.5)
 
     def run(number: int) -> None:
         images, probabilities = given[number % _VARIANTS]

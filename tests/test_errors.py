@@ -357,24 +357,24 @@ FILTERS: dict[str, ErrorCase] = {
     "channels_last": (lambda: ph.bilateral_filter(zeros(40, 50, 3), **SIGMAS), InputError, r"movedim\(-1, -3\)"),
     "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), **SIGMAS), InputError, r"image\[None\]"),
     "integer_image": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int16), **SIGMAS),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.int32), **SIGMAS),
         InputError,
-        "image must be floating or uint8, got torch.int16.*65535",
+        r"^image of int32 has no rule for sigma_color: pass value_range=\(low, high\)",
     ),
     "bool_image": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.bool), **SIGMAS),
         InputError,
-        r"got torch.bool; convert it with image.float\(\)",
+        r"got torch.bool; convert it, for instance with image.float\(\)",
     ),
-    "bool_array": (
-        lambda: ph.bilateral_filter(np.zeros((3, 4, 5), bool), **SIGMAS),
+    "value_range": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, value_range=(9, 3)),
         InputError,
-        r"got bool; convert it with image.astype\(numpy.float32\)",
+        r"value_range must be \(low, high\), two finite numbers, got \(9, 3\)",
     ),
     "integer_guide": (
-        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.int16)),
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(1, 4, 5, dtype=torch.int64)),
         InputError,
-        "^guide must be floating or uint8, got torch.int16",
+        "^guide of int64 has no rule",
     ),
     "gray_guide": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), **SIGMAS, guide=zeros(4, 5)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -329,8 +330,8 @@ def test_picture_features(dtype: torch.dtype) -> None:
     for guide in (picture, picture[0], picture[:, :1], picture.transpose(-1, -2), picture.flip(-1)[..., ::2]):
         with use_backend("triton"):
             found = ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7)
-            kernel = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
+            kernel: Any = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
         with use_backend("reference"):
             assert torch.equal(found, ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7))
-            expected = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
+            expected: Any = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
             assert torch.equal(kernel.features, expected.features)

@@ -129,7 +129,7 @@ LAYERS: dict[str, ErrorCase] = {
     "guide_without_batch": (
         lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(1, 4, 5)),
         InputError,
-        "guide and image must have one batch",
+        "guide and image must have the same batch size",
     ),
     "undeclared_guide": (
         lambda: ph.nn.BilateralConv2d(3, 1)(zeros(3, 4, 5), zeros(1, 4, 5)),

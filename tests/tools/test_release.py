@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import release
 
-PURE = ["permutohedral/py.typed", "permutohedral-1.0.0.dist-info/licenses/LICENSE"]
+PURE = ["permutohedral/py.typed", "permutohedral-0.9.0.dist-info/licenses/LICENSE"]
 CORE = "permutohedral/_native.abi3.so"
 
 
 def write_wheel(folder: Path, tag: str, *files: str) -> Path:
-    path = folder / f"permutohedral-1.0.0-{tag}.whl"
+    path = folder / f"permutohedral-0.9.0-{tag}.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         for name in files:
             wheel.writestr(name, "")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.filters.bilateral import bilateral_filter
+from permutohedral.features import Sigma, ValueRange, unit_values
+from permutohedral.filters.bilateral import filter_pixels
 from permutohedral.filters.exact import POINTS_REACH, WINDOW_REACH
 from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.lattice.geometry import reach
@@ -138,14 +139,25 @@ def bilateral_margins(sigmas: Sequence[float], method: GaussianMethod = "lattice
 
 
 def filter_bilateral_tile(
-    values: Tensor, origin: tuple[int, ...], guide: Tensor | None = None, **options: Any
+    values: Tensor,
+    origin: tuple[int, ...],
+    guide: Tensor | None = None,
+    *,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    method: GaussianMethod = "lattice",
+    halo: int = 0,
+    value_range: ValueRange | None = None,
 ) -> Tensor:
     """Filter a tile `[channels, *space]` with its margins like `ph.bilateral_filter` of the whole array.
 
-    `origin` is the position of the first sample in the whole array, so that all tiles share one lattice.
+    `origin` is the position of the first sample in the whole array, so that all tiles share one lattice. There are no
+    warnings: a part of an image may be flat, or all texture.
     """
-    filtered: Tensor = bilateral_filter(values, guide=guide, spatial_dims=len(origin), origin=origin, **options)
-    return filtered
+    if value_range is not None:
+        guide = unit_values("guide", values if guide is None else guide, value_range)
+    sigmas = sigma_space, sigma_color
+    return filter_pixels(values, guide, sigmas, method, halo, len(origin), origin, None, 0.0, False)[0]
 
 
 def filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], tile: Tile, dtype: Any) -> NDArray[Any]:

@@ -1,15 +1,12 @@
 """Maps along the edges of a guide: upsampling, the bilateral solver, and interpolation."""
 
 from permutohedral.guided.scattered import interpolate
-from permutohedral.guided.solver import BilateralSolver, bilateral_solver
+from permutohedral.guided.solver import bilateral_solver
 from permutohedral.guided.upsampling import Upsampler, upsample
-from permutohedral.guided.video import upsample_frames
 
 __all__ = [
-    "BilateralSolver",
     "Upsampler",
     "bilateral_solver",
     "interpolate",
     "upsample",
-    "upsample_frames",
 ]

@@ -67,7 +67,7 @@ def check_method(method: str, halo: int, features: Tensor | Lattice | None = Non
         raise InputError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     if not isinstance(features, Lattice):
         if method == "exact" and halo:
-            raise InputError(f'halo must be 0 with method="exact", which has no lattice, got {halo}')
+            raise InputError(f'halo: method="exact" has no lattice, and so no halo; leave it out, got {halo}')
         return
     if halo:
         raise InputError(f"halo must be 0 with a Lattice, got {halo}; pass halo to build_lattice")

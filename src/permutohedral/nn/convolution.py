@@ -106,7 +106,7 @@ class PermutohedralConv(nn.Module):
     @property
     def neighborhood_size(self) -> int:
         """Size s of the filter."""
-        return self.neighborhood.size
+        return self.neighborhood.neighborhood_size
 
     @property
     def filter(self) -> Tensor:
@@ -215,7 +215,7 @@ class PermutohedralConv(nn.Module):
                 "features must be a tensor with learn_sigma, which scales them at every step, got a Lattice"
             )
         neighborhood = self.neighborhood
-        if lattice.dimension != neighborhood.dimension or lattice.neighborhood_size != neighborhood.size:
+        if lattice.dimension != neighborhood.dimension or lattice.neighborhood_size != neighborhood.neighborhood_size:
             raise InputError(
                 f"this layer needs a lattice of dimension {self.dimension}, built with neighborhood_size="
                 f"{self.neighborhood_size}, got {lattice.dimension} and {lattice.neighborhood_size}"

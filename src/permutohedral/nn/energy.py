@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from permutohedral.errors import InputError
 from permutohedral.features import colors, join, positions, positive_numbers
 from permutohedral.filters.gaussian import gaussian_filter
+from permutohedral.filters.units import warn_of_units
 from permutohedral.lattice.lattice import build_lattice
 from permutohedral.lattice.tensors import check_tensor, refuse_scripting
 from permutohedral.ops.tracing import is_traced
@@ -50,11 +51,11 @@ class DenseEnergyLoss(nn.Module):
 
     def __init__(
         self,
+        *,
         sigma_space: float = 100.0,
         sigma_color: float = 15.0,
         weight: float = 1e-7,
         scale_factor: float = 0.5,
-        *,
         recompute: bool = False,
     ) -> None:
         super().__init__()
@@ -84,6 +85,7 @@ class DenseEnergyLoss(nn.Module):
                 f"images of {images.shape[2]} x {images.shape[3]} pixels have none left after scaling by scale_factor="
                 f"{self.scale_factor:g}; make the layer with a larger one"
             )
+        warn_of_units(images.detach(), self.sigma_color, 2)
         segments = self._scale(probabilities.to(torch.promote_types(probabilities.dtype, torch.float32)), "bilinear")
         images = self._scale(images.detach().to(segments))
         region = segments.new_ones(()) if region is None else self._scale(region.to(segments))

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import permutohedral as ph
 from permutohedral.apps.io.settings import TILE
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.color_grid import reach_of_grid
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod
-from permutohedral.filters.tiling import Tiling, bilateral_margins
+from permutohedral.filters.tiling import Tiling, bilateral_margins, filter_bilateral_tile
 from permutohedral.lattice.checks import check_method
 
 
@@ -44,8 +43,8 @@ def filter_in_tiles(
     height, width = values.shape[1:]
     options: dict[str, Any] = {"sigma_space": sigma_space, "sigma_color": sigma_color, "halo": halo}
     if height * width <= tile * tile:
-        # with an origin, as tiles have it: no warning that the image is unchanged, which would name no file
-        filtered: Tensor = ph.bilateral_filter(values, guide=guide, method=method, origin=(0, 0), **options)
+        # as a tile, without a warning that the image is unchanged, which would name no file
+        filtered = filter_bilateral_tile(values, (0, 0), guide, method=method, **options)
         if progress is not None:
             progress(1.0)
         return filtered
@@ -67,8 +66,7 @@ def filter_in_tiles(
 
     def filter_tile(part: Tensor, edges: Tensor, origin: tuple[int, ...]) -> Tensor:
         if axes is None and method != "exact":
-            found: Tensor = ph.bilateral_filter(part, guide=edges, method=method, origin=origin, **options)
-            return found
+            return filter_bilateral_tile(part, origin, edges, method=method, **options)
         window = window_of(edges, sigma_space, sigma_color if axes is None else None, window_reach)
         assert window is not None, "sigma is a number"
         return sum_pixels(part.flatten(1).mT, "homogeneous", window, axes).mT.reshape(part.shape)

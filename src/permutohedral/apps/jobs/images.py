@@ -21,7 +21,7 @@ from permutohedral.apps.jobs.transparency import fill_hidden, filter_by_alpha, h
 from permutohedral.apps.models.image_denoiser import NO_NOISE, Denoiser
 from permutohedral.apps.models.noise_level import estimate_noise
 from permutohedral.errors import InputError
-from permutohedral.filters.bilateral import warn_of_large_sigma
+from permutohedral.filters.units import warn_of_large_sigma
 
 # relative error that results in a warning
 LARGE_ERROR = 0.01

@@ -29,7 +29,7 @@ from permutohedral.apps.jobs.images import check_same_size
 from permutohedral.apps.jobs.transparency import hide_colors
 from permutohedral.apps.models.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.errors import InputError
-from permutohedral.filters.bilateral import warn_of_large_sigma
+from permutohedral.filters.units import warn_of_large_sigma
 from permutohedral.lattice.tensors import check_count
 
 _DEFAULTS = SegmentationSettings()
@@ -332,14 +332,13 @@ def follow_edges(
         if report is not None:
             report(done / total)
 
-    lattices = []
-    for kernel in kernels:
-        lattices.append(kernel.build_lattice())
+    for number, kernel in enumerate(kernels):
+        kernels[number] = kernel.with_lattice()
         advance()
     marginals = None
     for first in firsts:
         iterations = min(_ITERATIONS_PER_REPORT, settings.num_iterations - first)
-        marginals = ph.crf.mean_field(energies, kernels, num_iterations=iterations, lattices=lattices, start=marginals)
+        marginals = ph.crf.mean_field(energies, kernels, num_iterations=iterations, start=marginals)
         advance()
     assert marginals is not None
     return marginals
