@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from permutohedral.apps.playground.compute import Material
     from permutohedral.apps.playground.photos import Photo
 
-# values of the controls at the start: the defaults of `permutohedral image upsample`
+# values of the controls at the start: the defaults of `permutohedral map upsample`
 START: dict[str, Any] = {"mode": "solver", "sigma_luma": 0.12, "sigma_chroma": 0.05, "smoothness": 0.3}
 # in the order of their time
 MODES = ("gaussian", "affine", "solver")
