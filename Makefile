@@ -48,6 +48,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	  print(*backend.get_requires_for_build_editable())')
 	@$(MAKE) --silent --no-print-directory --jobs=2 $(VENV)/.libraries $(VENV)/.core
 	@$(if $(PURE),export $(PURE);) $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
+	@$(if $(PURE),,$(BIN)/python -m nanobind.stubgen --quiet --module permutohedral._native --output-file src/permutohedral/_native.pyi)
 	@touch $@
 
 # with the package as pure Python; torch by pip, whose options may name an index that serves it without GPU libraries

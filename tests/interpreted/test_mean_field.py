@@ -14,14 +14,14 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.compat.pydensecrf import densecrf
-from permutohedral.ops.contract import PairwiseTables
+from permutohedral.ops.contract import FieldPlan, PairwiseTables
 from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.triton import BACKEND as kernels
 
 
 def run_field(energies: Tensor, start: Tensor | None, tables: list[PairwiseTables], steps: int) -> Tensor:
     """The marginals that the kernels compute."""
-    result = kernels.mean_field(energies, start, tables, steps, False)
+    result = kernels.mean_field(energies, start, FieldPlan(tables, steps, False))
     return result[0]
 
 

@@ -17,7 +17,7 @@ import permutohedral as ph
 from permutohedral.guided.grids import Grids
 from permutohedral.guided.solver import CellMeans
 from permutohedral.ops.backend import Backend
-from permutohedral.ops.contract import FilterTables
+from permutohedral.ops.contract import FieldPlan, FilterTables
 from permutohedral.ops.dispatch import backend_on
 from permutohedral.ops.items import ItemRows, ItemsNorm
 from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, Smoothness
@@ -49,7 +49,7 @@ def filter_learned(dtype: torch.dtype, by_density: bool = True) -> tuple[Any, ..
 def mean_field(dtype: torch.dtype) -> tuple[Any, ...]:
     torch.manual_seed(0)
     energies, kernels = field(3, 40, dtype, with_costs=True)
-    return energies.to(DEVICE), None, [move(each, DEVICE.type) for each in kernels], 2, False
+    return energies.to(DEVICE), None, FieldPlan([move(each, DEVICE.type) for each in kernels], 2, False)
 
 
 def normalize_items(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -130,10 +130,11 @@ def test_overrides_equal_their_definitions(name: str, backend: str, dtype: torch
 def test_index_with_neighbors(backend: str, dtype: torch.dtype) -> None:
     """Lattice points may be numbered in another order."""
     ops, features = backend_on(DEVICE.type), 3 * draw(60, 3, dtype=dtype)
-    offsets = ph.lattice.Neighborhood(3, 1).offsets(DEVICE)
+    neighborhood = ph.lattice.Neighborhood(3, 1)
+    taps = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
 
     def run(function: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-        keys, vertices, barycentric, _, neighbors = function(features, None, offsets, fits)
+        keys, vertices, barycentric, _, neighbors = function(features, None, *taps, fits)
         around = torch.where((neighbors >= 0)[:, :, None], keys[neighbors.clamp_min(0).long()], -1)
         return around[:, vertices.long()], barycentric
 

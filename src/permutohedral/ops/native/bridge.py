@@ -29,6 +29,8 @@ except ImportError as error:
     ) from error
 
 to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
+# of a capsule, without the questions that torch asks of other objects
+from_dlpack: Any = torch._C._from_dlpack
 # environment variable: how much freed memory the core keeps for the next calls, in megabytes
 KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
 # environment variable: the largest number of threads of the core, for one of several worker processes
@@ -159,7 +161,8 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """Return an uninitialized tensor. The core keeps the memory of large ones when they are freed."""
     if math.prod(shape) * dtype.itemsize < _native.LEAST_KEPT_BYTES:
         return torch.empty(shape, dtype=dtype, device=CPU)
-    return dlpack.from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+    fresh: Tensor = from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+    return fresh
 
 
 def run_in_place(kernel: str, rows: Tensor, by: Tensor) -> Tensor:

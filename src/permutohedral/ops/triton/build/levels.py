@@ -41,7 +41,7 @@ from permutohedral.ops.triton.build.lattice import (
 from permutohedral.ops.triton.filter.slice import slice
 from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, kernel, on_device
 
-# parent of a row without a lattice point: beyond all rows, so that splat, slice and splat_largest leave it out
+# parent of a row without a lattice point: beyond all rows, so that splat, slice and find_largest leave it out
 UNUSED = tl.constexpr(1 << 30)
 
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from permutohedral.ops.contract import SMALLEST_MASS, Needed, PairwiseTables, Saved, number_of
+from permutohedral.ops.contract import SMALLEST_MASS, FieldPlan, Needed, PairwiseTables, Saved, number_of
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
 from permutohedral.ops.triton.filter.incidence import (
     Incidence,
@@ -562,29 +562,27 @@ def _planes(rows: Tensor, shape: torch.Size) -> Tensor:
     return rows[:, :labels].reshape(items, points, labels).transpose(1, 2).contiguous()
 
 
-def field_blocker(energies: Tensor, dtype: torch.dtype, as_logits: bool) -> str | None:
+def field_blocker(energies: Tensor, plan: FieldPlan) -> str | None:
     """Return the reason that `mean_field` cannot run, or None."""
     if energies.shape[1] > _MOST_LABELS:
         return f"the kernels take at most {_MOST_LABELS} labels, got {energies.shape[1]}"
     if energies.numel() == 0:
         return "there are no points"
-    if as_logits and dtype == torch.float64:
+    if plan.as_logits and plan.kernels[0].barycentric.dtype == torch.float64:
         return "the kernels have no gradients in double precision"
     return None
 
 
 @on_device
-def mean_field(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-) -> tuple[Tensor, Saved]:
+def mean_field(energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved]:
     """Run all steps; with logits also return the tensors of a `SavedField`, which their gradient needs."""
-    labels, dtype = energies.shape[1], kernels[0].barycentric.dtype
+    labels, dtype, steps = energies.shape[1], plan.kernels[0].barycentric.dtype, plan.steps
     if steps == 0:
         planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
         _begin(planes, planes, energies.contiguous())
         return planes, ()
-    field, weighted = _start_field(energies, start, dtype), _weighted_kernels(kernels, labels, steps)
-    if not as_logits:
+    field, weighted = _start_field(energies, start, dtype), _weighted_kernels(plan.kernels, labels, steps)
+    if not plan.as_logits:
         return _solve(field, weighted, steps), ()
     blurred: list[list[Tensor]] = []
     logits = _solve(field, weighted, steps, blurred)
@@ -594,13 +592,7 @@ def mean_field(
 
 @on_device
 def mean_field_backward(
-    gradient: Tensor,
-    inputs: Saved,
-    saved: Saved,
-    needed: Needed,
-    kernels: Sequence[PairwiseTables],
-    steps: int,
-    as_logits: bool,
+    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, plan: FieldPlan
 ) -> tuple[Tensor | None, ...]:
     energies, start, *_ = inputs
     states: SavedField = tree_unflatten(saved[1:], saved[0])
@@ -612,7 +604,7 @@ def mean_field_backward(
     splats, room = _splat_all(adjoint, rows)
     blurs, gradients = _blur_all(adjoint, room, reverse=True)
     to_kernels: list[Tensor] = []
-    for step in range(steps - 1, -1, -1):
+    for step in range(plan.steps - 1, -1, -1):
         _run_all(splats)
         splatted = [each[0] for each in room]
         found = [_products(*each) for each in zip(adjoint, states.blurred[step], splatted, strict=True)]
