@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_mean_field_from_points(labels: int, deterministic: bool) -> None:
     """The lattices are those that are built first."""
     energies, start = torch.randn(2, 17, labels), torch.softmax(torch.randn(2, 17, labels), dim=2)
     clouds = torch.randn(2, 17, 2), torch.randn(2, 17, 5)
-    given = [ph.crf.Kernel(clouds[0], 2.0), ph.crf.Kernel(clouds[1], torch.randn(labels) ** 2 * -1, "before")]
+    given: Any = [ph.crf.Kernel(clouds[0], 2.0), ph.crf.Kernel(clouds[1], torch.randn(labels) ** 2 * -1, "transposed")]
     torch.use_deterministic_algorithms(deterministic)
     try:
         with use_backend("triton"):

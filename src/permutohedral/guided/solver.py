@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma
-from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor, to_tensor
+from permutohedral.features import Sigma, ValueRange
+from permutohedral.filters.images import Data, ImageFormat, as_given, is_integer, optional_tensor, to_tensor
 from permutohedral.filters.normalization import check_separable
+from permutohedral.filters.units import warn_of_four_channels
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
     MapLayout,
@@ -96,7 +97,7 @@ def _map_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return result
 
 
-class BilateralSolver:
+class GuideSolver:
     """Bilateral solver for one guide and any number of targets, on a lattice that is built once.
 
     The result x interpolates the lattice values y that minimize
@@ -109,11 +110,6 @@ class BilateralSolver:
         sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel; default as
             in `upsample`.
         spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
-
-    >>> import torch, permutohedral as ph
-    >>> solver = ph.guided.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
-    >>> solver(torch.rand(1, 24, 32)).shape, solver(torch.rand(5, 3, 4), observe="cells").shape
-    (torch.Size([1, 24, 32]), torch.Size([5, 24, 32]))
     """
 
     def __init__(
@@ -128,7 +124,7 @@ class BilateralSolver:
         if self._items:
             # each item has its own lattice and its own iterations
             guides = picture.flatten(0, -spatial_dims - 2)
-            self._solvers = [BilateralSolver(each, *self._sigmas, spatial_dims=spatial_dims) for each in guides]
+            self._solvers = [GuideSolver(each, *self._sigmas, spatial_dims=spatial_dims) for each in guides]
             return
         features = features_of(picture, sigma_space, sigma_color, spatial_dims)
         self.lattice = build_lattice(features, neighborhood_size=0, separable=True)
@@ -187,8 +183,8 @@ class BilateralSolver:
         return self._minimize(self._data(target, sample_weight, where, layout), strength, until, start)
 
     @cached_property
-    def _in_float64(self) -> BilateralSolver:
-        return BilateralSolver(self._guide.double(), *self._sigmas, spatial_dims=len(self.space))
+    def _in_float64(self) -> GuideSolver:
+        return GuideSolver(self._guide.double(), *self._sigmas, spatial_dims=len(self.space))
 
     def _minimize(
         self, data: _Data, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
@@ -459,22 +455,23 @@ def bilateral_solver(
     start: Data | None = None,
     spatial_dims: int = 2,
     channels_last: bool = False,
+    value_range: ValueRange | None = None,
 ) -> Data:
     """Smooth a target except at the edges of a guide: the fast bilateral solver (Barron & Poole, 2016).
 
-    Gradients flow to target, sample_weight, smoothness and guide by one more
-    solve. They are those of the converged solution, so let it converge where they must be exact. Values that the data
-    do not determine, such as of several isolated colors in one cell, count as constants.
+    Gradients flow to target, sample_weight, smoothness and guide by one more solve. They are those of the converged
+    solution, so let it converge where they must be exact. Values that the data do not determine, such as of several
+    isolated colors in one cell, count as constants.
 
     Args:
-        target: tensor or NumPy array `[..., channels, *space]`, floating in any range, or uint8, which is scaled to
-            [0, 1] and back. NaN is unknown, and filled.
-        guide: tensor or array `[guide channels, *space]`, or with the batch axes of the target; floating, or uint8,
-            which is scaled to [0, 1].
+        target: tensor or NumPy array `[..., channels, *space]`, floats or integers in any range. NaN is
+            unknown, and filled. Targets without batch axes of the guide share its lattice.
+        guide: tensor or array `[guide channels, *space]`, or with the batch axes of the target.
         sample_weight: weight of each sample, `[..., *space]`, not negative; zero is unknown.
         smoothness: weight of the smoothness, compared with data of sample_weight one; a tensor may require gradients.
         sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
-        sigma_color: bandwidth over the guide, in units of its values; default as in `upsample`.
+        sigma_color: bandwidth over the guide, in units of its values, for integers as in `bilateral_filter`; default as
+            in `upsample`.
         observe: "pixels" if the target has the pixels of the guide; "cells" if it is coarser, and its samples are means
             of cells; or positions `[points, axes]` in pixels, (y, x) in images, with a target
             `[..., channels, points]`.
@@ -484,6 +481,7 @@ def bilateral_solver(
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
         channels_last: target, start and guide are `[..., *space, channels]`, a target at positions
             `[..., points, channels]`.
+        value_range: the values of the guide that count as 0 and 1, see `bilateral_filter`.
 
     Returns:
         `[..., channels, *space]`, with the size of the guide, of the kind and dtype of the target.
@@ -494,13 +492,13 @@ def bilateral_solver(
     >>> bool(torch.allclose(ph.bilateral_solver(depth, guide), torch.tensor(7.0)))
     True
     """
-    layout = ImageFormat(spatial_dims, channels_last)
+    layout = ImageFormat(spatial_dims, channels_last, value_range)
     # values at positions have one axis
     seen = layout if isinstance(observe, str) else ImageFormat(1, channels_last)
     data = seen.read("target", target)
-    solver = BilateralSolver(
-        in_wider_dtype(layout.read("guide", guide), data), sigma_space, sigma_color, spatial_dims=spatial_dims
-    )
+    edges = in_wider_dtype(layout.read("guide", guide, is_guide=True), data)
+    solver = GuideSolver(edges, sigma_space, sigma_color, spatial_dims=spatial_dims)
+    warn_of_four_channels("guide", edges.shape[-spatial_dims - 1], is_integer(guide))
     solved = solver(
         data,
         optional_tensor(sample_weight),
