@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,22 +12,11 @@ from torch import Tensor
 
 import permutohedral as ph
 from benchmarks import peers
-from benchmarks.inputs import Inputs
-from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload
+from benchmarks.inputs import Inputs, synthetic_image
+from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, yardstick
 
 WEIGHTS, SIGMA, SIGMA_BILATERAL, SIGMA_COLOR = (3.0, 10.0), 3.0, 80.0, 13.0
 _VARIANTS = 3
-
-# extents, labels, iterations; bandwidths are those of many programs
-CASES: tuple[tuple[tuple[int, ...], int, int], ...] = (
-    ((375, 500), 21, 5),
-    ((375, 500), 21, 10),
-    ((375, 500), 2, 5),
-    ((375, 500), 81, 10),
-    ((1024, 1024), 21, 10),
-    ((1024, 1024), 2, 10),
-    ((99, 117, 95), 4, 5),
-)
 
 
 def _make(space: tuple[int, ...], labels: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,11 +90,11 @@ def _prepare_training(inputs: Inputs, space: tuple[int, ...], labels: int, itera
         if gradients:
             found[0].sum().backward()
 
-    forward = Contender("forward only", partial(run, gradients=False), same_task=False)
+    forward = yardstick("forward only", partial(run, gradients=False))
     return Prepared(Contender(OURS, partial(run, gradients=True)), [forward], num_inputs=_VARIANTS)
 
 
-def _prepare_batch(inputs: Inputs, images: int, space: tuple[int, ...], labels: int, iterations: int) -> Prepared:
+def _prepare_images(inputs: Inputs, images: int, space: tuple[int, ...], labels: int, iterations: int) -> Prepared:
     """Infer the marginals of images in one call, features included."""
     layer = ph.nn.DenseCRF(
         labels,
@@ -129,25 +119,53 @@ def _prepare_batch(inputs: Inputs, images: int, space: tuple[int, ...], labels: 
     return Prepared(Contender(OURS, run), num_inputs=_VARIANTS)
 
 
-def _workloads() -> list[Workload]:
-    found = []
-    for space, labels, iterations in CASES:
-        size = "x".join(map(str, space))
-        name, summary = f"{size}-{labels}-{iterations}", f"{size}, {labels} labels, {iterations} iterations"
-        options: dict[str, Any] = {"space": space, "labels": labels, "iterations": iterations}
-        found.append(Workload(f"crf-{name}", f"mean field, {summary}", "any", partial(_prepare, **options)))
-        if len(space) == 2:
-            training = partial(_prepare_training, **options)
-            found.append(Workload(f"crf-training-{name}", f"mean field and gradients, {summary}", "any", training))
-    return found
+def _prepare_loss(inputs: Inputs) -> Prepared:
+    """Differentiate the loss of weakly supervised segmentation: 8 images of 224 x 224, 21 classes."""
+    given = []
+    for seed in range(_VARIANTS):
+        photo = synthetic_image(224, 224).roll(50 * seed, dims=-2)
+        photos = torch.stack([photo.roll(16 * number, dims=-1) for number in range(8)])
+        scores = torch.randn(8, 21, 224, 224, generator=torch.Generator().manual_seed(seed))
+        given.append(((255 * photos).to(inputs.device), scores.softmax(dim=1).to(inputs.device)))
+    layer = ph.nn.DenseEnergyLoss(100.0, 15.0, weight=1e-7, scale_factor=0.5)
+
+    def run(number: int) -> None:
+        images, probabilities = given[number % _VARIANTS]
+        layer(images, probabilities.detach().requires_grad_()).backward()
+
+    return Prepared(Contender(OURS, run), num_inputs=_VARIANTS)
 
 
-WORKLOADS = (
-    *_workloads(),
-    Workload(
-        "crf-batch",
-        "mean fields of 8 images in one call, 375x500, 81 labels, 10 iterations, features included",
-        "cuda",
-        partial(_prepare_batch, images=8, space=(375, 500), labels=81, iterations=10),
+_SMALL: dict[str, Any] = {"space": (375, 500), "labels": 21, "iterations": 5}
+_ROWS: tuple[tuple[str, str, str, Callable[[Inputs], Prepared]], ...] = (
+    ("mean-field-375x500", "mean field, 375 x 500, 21 labels, 5 iterations", "any", partial(_prepare, **_SMALL)),
+    (
+        "mean-field-375x500-training",
+        "mean field and gradients, 375 x 500, 21 labels, 5 iterations",
+        "any",
+        partial(_prepare_training, **_SMALL),
     ),
+    (
+        "mean-field-1024x1024",
+        "mean field, 1024 x 1024, 21 labels, 10 iterations",
+        "any",
+        partial(_prepare, space=(1024, 1024), labels=21, iterations=10),
+    ),
+    *(
+        (
+            f"mean-field-image-{labels}",
+            f"mean field from the image, 375 x 500, {labels} labels, 5 iterations",
+            "cuda",
+            partial(_prepare_images, images=1, space=(375, 500), labels=labels, iterations=5),
+        )
+        for labels in (21, 81, 171)
+    ),
+    (
+        "mean-field-batch",
+        "mean fields of 8 images in one call, 375 x 500, 81 labels, 10 iterations, features included",
+        "cuda",
+        partial(_prepare_images, images=8, space=(375, 500), labels=81, iterations=10),
+    ),
+    ("energy-loss", "DenseEnergyLoss and gradient, 8 images of 224 x 224, 21 classes", "cuda", _prepare_loss),
 )
+WORKLOADS = tuple(Workload(name, summary, device, "fields", prepare) for name, summary, device, prepare in _ROWS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from benchmarks.inputs import Inputs
-from benchmarks.registry import OURS, Contender, Prepared, Workload
+from benchmarks.registry import OURS, Contender, Prepared, Workload, yardstick
 from experiments.quality import relative_error
 
 LEVELS, GROWTH = 16, 1.38
@@ -42,40 +42,45 @@ def _prepare(
         exact.load_state_dict(layer.state_dict())
         return relative_error(features[:few].cpu(), exact(positions[0][:few].cpu().double()).detach())
 
-    def contender(name: str, backend: str | None, note: str = "") -> Contender:
-        def run(number: int) -> Any:
-            with ph.backends.use(backend), torch.set_grad_enabled(backward):
-                return train(number) if backward else encode(number)
+    def run(number: int, backward: bool = backward) -> Any:
+        with torch.set_grad_enabled(backward):
+            return train(number) if backward else encode(number)
 
-        return Contender(name, run, error=None if backward else error, note=note)
+    def run_reference(number: int) -> Any:
+        with ph.backends.use("reference"):
+            return run(number)
 
-    # it takes seconds
-    plain = contender("plain torch", "reference", "the reference backend of this package")
-    return Prepared(contender(OURS, None), [plain] if dimension == 3 and points == 2**18 else [], num_inputs=NUM_INPUTS)
+    ours = Contender(OURS, run, error=None if backward else error)
+    others = [yardstick("our reference backend", run_reference)] if dimension == 3 and points == 2**18 else []
+    if backward and points > 2**18:
+        others = [yardstick("forward only", partial(run, backward=False))]
+    return Prepared(ours, others, num_inputs=NUM_INPUTS)
 
-
-_BOTH = ((False, "", "forward"), (True, "b", "forward and backward"))
 
 WORKLOADS = (
     *(
         Workload(
-            f"E{dimension}{suffix}",
-            f"encoding of 2^18 points, d = {dimension}, 16 levels x 2, {what}",
+            f"encoding-{dimension}d{'-training' if backward else ''}",
+            f"encoding of 2^18 points, d = {dimension}, 16 levels x 2, forward{' and backward' if backward else ''}",
             "any",
+            "encoding",
             partial(_prepare, dimension=dimension, backward=backward),
         )
-        for dimension in (2, 3, 4, 6)
-        for backward, suffix, what in _BOTH
+        for dimension in (3, 6)
+        for backward in (False, True)
     ),
     *(
         Workload(
-            f"E{dimension}{suffix}-{name}",
-            f"encoding of 2^20 points, d = {dimension}, 16 levels x 2, {name} table, {what}",
+            f"encoding-3d-1m-{name}{'-training' if backward else ''}",
+            f"the same of 2^20 points, d = 3, {name} table, forward{' and backward' if backward else ''}",
             "cuda",
-            partial(_prepare, dimension=dimension, backward=backward, points=2**20, dtype=dtype),
+            "encoding",
+            partial(_prepare, dimension=3, backward=backward, points=2**20, dtype=dtype),
         )
-        for dimension in (3, 6)
-        for name, dtype in (("float32", torch.float32), ("float16", torch.float16))
-        for backward, suffix, what in _BOTH
+        for name, dtype, backward in (
+            ("float16", torch.float16, False),
+            ("float32", torch.float32, False),
+            ("float32", torch.float32, True),
+        )
     ),
 )

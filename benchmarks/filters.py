@@ -1,4 +1,4 @@
-"""Workloads of Gaussian filters and lattices, on the CPU (W) and on a GPU (G, H)."""
+"""Workloads of Gaussian filters and lattices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks import inputs as data
 from benchmarks import peers, probes
 from benchmarks.exact import ExactGaussian
 from benchmarks.inputs import FilterProblem, Inputs
-from benchmarks.registry import OURS, Contender, Prepared, Workload
+from benchmarks.registry import OURS, Contender, Prepared, Workload, yardstick
 
 
 def _synthetic(inputs: Inputs, side: int) -> FilterProblem:
@@ -42,17 +42,24 @@ def _cube(inputs: Inputs) -> FilterProblem:
     return FilterProblem(features, torch.ones(features.shape[0], 1), "seeded uniform points")
 
 
+def _random_order(inputs: Inputs) -> FilterProblem:
+    """64 million points in random order, on 4.4 million lattice points."""
+    generator = torch.Generator().manual_seed(0)
+    features = 150 * torch.rand(64_000_000, 3, generator=generator)
+    return FilterProblem(features, torch.rand(len(features), 3, generator=generator), "seeded uniform points")
+
+
 PROBLEMS: dict[str, Callable[[Inputs], FilterProblem]] = {
-    "W1": partial(data.large_photo, sigmas=(16.0, 0.1)),
-    "W1b": partial(data.large_photo, sigmas=(4.0, 0.05)),
-    "W2": data.gray_photo,
-    "W3": data.labeled_photo,
-    "W4": data.sphere,
-    "G1": partial(_synthetic, side=1024),
-    "G1L": partial(_synthetic, side=4096),
-    "H1": _scattered,
-    "G3-d3": _points,
-    "G3-d5": _cube,
+    "photo-1024": partial(data.large_photo, sigmas=(16.0, 0.1)),
+    "photo-1024-narrow": partial(data.large_photo, sigmas=(4.0, 0.05)),
+    "photo-gray": data.gray_photo,
+    "labels-21": data.labeled_photo,
+    "sphere-1m": data.sphere,
+    "waves-1024": partial(_synthetic, side=1024),
+    "waves-4096": partial(_synthetic, side=4096),
+    "scattered-6d": _scattered,
+    "build-sphere": _points,
+    "build-cube": _cube,
 }
 
 
@@ -91,15 +98,27 @@ def _prepare_reused(inputs: Inputs, problem: str) -> Prepared:
 
 
 def _prepare_build(inputs: Inputs, problem: str) -> Prepared:
-    """Build the lattice of the separable Gaussian: simplices, lattice points, neighbors along the axes."""
+    """Build a lattice: simplices and lattice points."""
     given = problems_of(problem, inputs)
-    on_cpu = inputs.device.type == "cpu"
 
     def run(number: int) -> Any:
-        return ph.build_lattice(given[number % len(given)].features, neighborhood_size=0, separable=on_cpu)
+        return ph.build_lattice(given[number % len(given)].features, neighborhood_size=0)
 
-    others = [peers.densecrf(given, "build")] if on_cpu else []
-    return Prepared(Contender(OURS, run), others, given[0].origin, num_inputs=len(given))
+    return Prepared(Contender(OURS, run), origin=given[0].origin, num_inputs=len(given))
+
+
+def _prepare_random_order(inputs: Inputs) -> Prepared:
+    """Filter many points in random order, next to four times a quarter of them."""
+    given = _random_order(inputs).to(inputs.device)
+    quarter = len(given.features) // 4
+
+    def run_quarters(number: int) -> None:
+        for _ in range(4):
+            ph.gaussian_filter(given.values[:quarter], given.features[:quarter])
+
+    ours = Contender(OURS, lambda number: ph.gaussian_filter(given.values, given.features))
+    others = [yardstick("16 million points", run_quarters, "four times")]
+    return Prepared(ours, others, given.origin, per_second=1e9 / len(given.features))
 
 
 _PHOTOGRAPHS = 40
@@ -130,54 +149,52 @@ def _prepare_photographs(inputs: Inputs, sizes: str = "one", step: str = "bilate
 
 _filter_with_halo = partial(_prepare_filter, halo=1)
 
-# name, device, function, problem, summary
-_ROWS: tuple[tuple[str, str, Callable[..., Prepared], str, str], ...] = (
-    ("W1", "cpu", _prepare_filter, "W1", "bilateral filter, 1024 x 1024 photo, d = 5, 16 pixels / 0.1, end to end"),
-    ("W1b", "cpu", _prepare_filter, "W1b", "the same with 4 pixels / 0.05: ten times the lattice points"),
-    ("W2", "cpu", _prepare_filter, "W2", "bilateral filter, 481 x 321 gray photo, d = 3, 4 pixels / 0.1, end to end"),
-    ("W2-halo", "cpu", _filter_with_halo, "W2", "the same with the untouched lattice points one step away (halo=1)"),
-    ("W3", "cpu", _prepare_filter, "W3", "21 channels over a 500 x 375 photo, d = 5, 80 pixels / 13/255, end to end"),
-    ("W3-reused", "cpu", _prepare_reused, "W3", "the same on a lattice built before"),
-    ("W4", "cpu", _prepare_filter, "W4", "32 channels on a million points near a sphere, d = 3, end to end"),
-    ("W5-W1", "cpu", _prepare_build, "W1", "the lattice of W1, build only"),
-    ("W5-W1b", "cpu", _prepare_build, "W1b", "the lattice of W1b, build only"),
-    ("W5-W4", "cpu", _prepare_build, "W4", "the lattice of W4, build only"),
-    ("G1", "cuda", _prepare_filter, "G1", "bilateral filter, 1024 x 1024 colors, d = 5, 16 pixels / 0.1, end to end"),
-    ("G1L", "cuda", _prepare_filter, "G1L", "the same, 4096 x 4096"),
-    ("H1", "cuda", _prepare_filter, "H1", "Gaussian filter of 196,608 scattered points, d = 6, end to end"),
-    ("G3-d3", "cuda", _prepare_build, "G3-d3", "lattice of a million points near a sphere, d = 3, build only"),
-    ("G3-d5", "cuda", _prepare_build, "G3-d5", "lattice of a million points in a cube, d = 5, build only"),
-)
+# device, function, name of the problem, end of the name, summary
+_ROWS: tuple[tuple[str, Callable[..., Prepared], str, str, str], ...] = (
+    ("cpu", _prepare_filter, "photo-1024", "", "bilateral filter, 1024 x 1024 photo, 16 pixels / 0.1, end to end"),
+    ("cpu", _prepare_filter, "photo-1024-narrow", "", "the same with 4 pixels / 0.05: ten times the lattice points"),
+    ("cpu", _prepare_filter, "photo-gray", "", "bilateral filter, 481 x 321 gray photo, 4 pixels / 0.1, end to end"),
+    ("cpu", _filter_with_halo, "photo-gray", "-halo", "the same with the untouched points one step away (halo=1)"),
+    ("cpu", _prepare_filter, "labels-21", "", "21 channels over a 500 x 375 photo, 80 pixels / 13/255, end to end"),
+    ("cpu", _prepare_reused, "labels-21", "-reused", "the same on a lattice built before"),
+    ("cpu", _prepare_filter, "sphere-1m", "", "32 channels on a million points near a sphere, d = 3, end to end"),
+    ("cuda", _prepare_filter, "waves-1024", "", "bilateral filter, 1024 x 1024 colors, 16 pixels / 0.1, end to end"),
+    ("cuda", _prepare_filter, "waves-4096", "", "the same, 4096 x 4096"),
+    ("cuda", _prepare_filter, "scattered-6d", "", "Gaussian filter of 196,608 scattered points, d = 6, end to end"),
+    ("cuda", _prepare_build, "build-sphere", "", "lattice of a million points near a sphere, d = 3, build only"),
+    ("cuda", _prepare_build, "build-cube", "", "lattice of a million points in a cube, d = 5, build only"),
+)  # fmt: skip
 
 WORKLOADS = (
     *(
-        Workload(name, summary, device, partial(prepare, problem=problem))
-        for name, device, prepare, problem, summary in _ROWS
+        Workload(f"{problem}{end}", summary, device, "filters", partial(prepare, problem=problem))
+        for device, prepare, problem, end, summary in _ROWS
     ),
     Workload(
-        "memory-W1",
-        "peak memory of W1 beyond inputs and outputs",
+        "memory-photo-1024",
+        "peak memory of the first row, beyond inputs and outputs",
         "cpu",
-        measure=partial(probes.measure_memory, workload="W1"),
+        "filters",
+        measure=partial(probes.measure_memory, workload="photo-1024"),
         unit="MB",
     ),
-    Workload(
-        "photographs",
-        "bilateral filter of unrelated photographs of 1024 x 1024, 16 pixels / 0.1",
-        "cuda",
-        _prepare_photographs,
+    *(
+        Workload(f"photographs{end}", summary, "cuda", "filters", prepare)
+        for end, summary, prepare in (
+            ("", "bilateral filter of unrelated photographs of 1024 x 1024, 16 pixels / 0.1", _prepare_photographs),
+            ("-sizes", "the same with sizes from 200 to 1024", partial(_prepare_photographs, sizes="many")),
+            ("-build", "the lattices of the former, separable", partial(_prepare_photographs, step="build")),
+        )
     ),
     Workload(
-        "photographs-sizes",
-        "the same with sizes from 200 to 1024",
+        "random-order-64m",
+        "Gaussian filter of 64 million points in random order, d = 3, 3 channels; per point",
         "cuda",
-        partial(_prepare_photographs, sizes="many"),
+        "filters",
+        _prepare_random_order,
+        unit="ns",
     ),
     Workload(
-        "photographs-build",
-        "the lattices of unrelated photographs of 1024 x 1024, separable",
-        "cuda",
-        partial(_prepare_photographs, step="build"),
+        "first-call", "import and first call in a new process", "cuda", "filters", measure=probes.measure_first_call
     ),
-    Workload("first-call", "import and first call in a new process", "cuda", measure=probes.measure_first_call),
 )

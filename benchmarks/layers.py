@@ -7,26 +7,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import permutohedral as ph
 from benchmarks.filters import problems_of
-from benchmarks.inputs import FilterProblem, Inputs, color_photo, large_photo, sphere_points
-from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload
+from benchmarks.inputs import FilterProblem, Inputs, large_photo, sphere_points
+from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, yardstick
 from experiments.quality import relative_error
 
-PLAIN_TORCH = "plain torch"
+REFERENCE = "our reference backend"
 CHANNELS, HEIGHT, WIDTH = 32, 321, 481
 
 # dtype of the values, and whether products of float32 may be rounded to TF32
 PRECISIONS = {
     "fp32": (torch.float32, False),
-    "TF32": (torch.float32, True),
+    "tf32": (torch.float32, True),
     "bf16": (torch.bfloat16, False),
-    "autocast": (torch.float32, False),
 }
 
 
@@ -37,8 +36,7 @@ def precision(name: str) -> Iterator[torch.dtype]:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounded
     try:
-        with torch.autocast("cuda", torch.bfloat16) if name == "autocast" else nullcontext():
-            yield dtype
+        yield dtype
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
@@ -50,8 +48,8 @@ def _in_float64(lattice: ph.Lattice) -> ph.Lattice:
 
 
 def _prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
-    """Filter 32 to 32 channels with 15 taps on the lattice of W4, forward or backward."""
-    problem = problems_of("W4", inputs)[0]
+    """Filter 32 to 32 channels with 15 taps on the lattice of `sphere-1m`, forward or backward."""
+    problem = problems_of("sphere-1m", inputs)[0]
     lattice = ph.build_lattice(problem.features, neighborhood_size=1)
     weight = torch.randn(15, 32, 32, generator=torch.Generator().manual_seed(0)) / (15 * 32) ** 0.5
     leaves = (problem.values.detach().requires_grad_(backward), weight.requires_grad_(backward))
@@ -66,47 +64,42 @@ def _prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
         truth = ph.permutohedral_filter(leaves[0].double(), None, leaves[1].double(), lattice=exact)
         return relative_error(output, truth)
 
-    def contender(name: str, backend: str | None, note: str = "") -> Contender:
+    def contender(name: str, backend: str | None) -> Contender:
         def run(number: int) -> Any:
             with ph.backends.use(backend):
-                if backward:
-                    return torch.autograd.grad(kept["output"], leaves, gradient)
-                return forward()
+                return torch.autograd.grad(kept["output"], leaves, gradient) if backward else forward()
 
         def before(number: int) -> None:
             with ph.backends.use(backend):
                 kept["output"] = forward()
 
-        return Contender(name, run, before if backward else None, error=None if backward else error, note=note)
+        return Contender(
+            name, run, before if backward else None, error=None if backward else error, is_peer=backend is None
+        )
 
-    plain = contender(PLAIN_TORCH, "reference", "the reference backend of this package: gather and matrix product")
-    return Prepared(contender(OURS, None), [plain], problem.origin)
+    return Prepared(contender(OURS, None), [contender(REFERENCE, "reference")], problem.origin)
 
 
-def _prepare_reference(inputs: Inputs, sigma_space: float | None, training: bool = False) -> Prepared:
-    """Filter a photo of 512 x 512 pixels, or run a layer on 20,000 points, on the chosen and the reference backend."""
-    if sigma_space is not None:
-        problems = large_photo(inputs, (sigma_space, 0.1), side=512).variants()
+def _prepare_reference(inputs: Inputs, of_photo: bool) -> Prepared:
+    """Filter a photo of 512 x 512 pixels, or train a layer on 20,000 points, on both backends of the CPU."""
+    if of_photo:
+        problems = large_photo(inputs, (16.0, 0.1), side=512).variants()
     else:
-        problems = FilterProblem(sphere_points(20_000, 10.8), torch.randn(20_000, CHANNELS), "").variants()
+        problems = FilterProblem(sphere_points(20_000, 10.8), torch.randn(20_000, CHANNELS), "seeded points").variants()
     layer = ph.nn.PermutohedralConv(CHANNELS, CHANNELS, 3)
 
-    def call(number: int) -> Any:
+    def run(number: int) -> Any:
         given = problems[number % len(problems)]
         if given.image is not None:
             return ph.bilateral_filter(given.image, sigma_space=given.sigmas[0], sigma_color=given.sigmas[1])
-        output = layer(given.values.requires_grad_(training), given.features)
-        return torch.autograd.grad(output.sum(), [given.values, *layer.parameters()]) if training else output
+        output = layer(given.values.requires_grad_(), given.features)
+        return torch.autograd.grad(output.sum(), [given.values, *layer.parameters()])
 
-    def contender(name: str, backend: str | None) -> Contender:
-        def run(number: int) -> Any:
-            with ph.backends.use(backend):
-                return call(number)
+    def run_reference(number: int) -> Any:
+        with ph.backends.use("reference"):
+            return run(number)
 
-        return Contender(name, run)
-
-    plain = contender(PLAIN_TORCH, "reference")
-    return Prepared(contender(OURS, None), [plain], problems[0].origin, num_inputs=len(problems))
+    return Prepared(Contender(OURS, run), [yardstick(REFERENCE, run_reference)], problems[0].origin, num_inputs=3)
 
 
 def _prepare_image_layer(
@@ -172,48 +165,6 @@ def _layer_contender(
     return Contender(name, run, error=None if training else error, version=version)
 
 
-def _mnist_points(inputs: Inputs) -> tuple[list[Tensor], Tensor]:
-    """Return 784 random positions for each of 64 images, three times, and a grid of 576 targets."""
-    generator = torch.Generator().manual_seed(0)
-    sources = [(28 * torch.rand(64, 784, 2, generator=generator)).to(inputs.device) for _ in range(3)]
-    targets = (ph.features.positions((24, 24), device=inputs.device) + 2).expand(64, -1, -1).contiguous()
-    return sources, targets
-
-
-def _prepare_mnist_build(inputs: Inputs) -> Prepared:
-    """Build the lattices of a batch of MNIST images, d = 2, s = 2."""
-    sources, targets = _mnist_points(inputs)
-
-    def run(number: int) -> Any:
-        return ph.build_lattice(sources[number % 3], targets, neighborhood_size=2)
-
-    return Prepared(Contender(OURS, run), origin="seeded positions", num_inputs=3)
-
-
-def _prepare_mnist_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
-    """Run forward and backward through a layer of 1 to 20 channels on a batch of MNIST, lattice included.
-
-    torch runs the backward pass of a GPU in a thread of its own; without `own_thread`, in the calling thread.
-    """
-    sources, targets = _mnist_points(inputs)
-    values = torch.rand(64, 784, 1, generator=torch.Generator().manual_seed(1)).to(inputs.device)
-    layer = ph.nn.PermutohedralConv(1, 20, 2, 2, device=inputs.device)
-    gradient = torch.ones_like(layer(values, sources[0], targets))
-
-    def run(number: int) -> Any:
-        with torch.autograd.set_multithreading_enabled(own_thread):
-            output = layer(values, sources[number % 3], targets)
-            return torch.autograd.grad(output, list(layer.parameters()), gradient)
-
-    def error(gradients: Any) -> float:
-        exact = copy.deepcopy(layer).double()
-        output = exact(values.double(), sources[0].double(), targets.double())
-        truth = torch.autograd.grad(output, list(exact.parameters()), gradient.double())
-        return max(map(relative_error, gradients, truth))
-
-    return Prepared(Contender(OURS, run, error=error), origin="seeded positions", num_inputs=3)
-
-
 _RUNS_IN_A_GRAPH = 10
 
 
@@ -237,46 +188,75 @@ def _graphed(run: Callable[[], Any]) -> Callable[[int], Any]:
     return replay
 
 
-def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, training: bool) -> Prepared:
+def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str) -> Prepared:
     """Convolve on the lattice of a sphere, 15 taps, in nanoseconds per lattice point and tap."""
-    problem = problems_of("G3-d3", inputs)[0]
+    problem = problems_of("build-sphere", inputs)[0]
     lattice = ph.build_lattice(problem.features, neighborhood_size=1)
     rows, filter_size = lattice.num_lattice_points, lattice.neighborhood.filter_size
     generator = torch.Generator().manual_seed(0)
-    shapes = ((rows, channels), (filter_size, channels, channels), (rows, channels))
+    shapes = ((rows, channels), (filter_size, channels, channels))
     with precision(precision_name) as dtype:
-        values, weight, gradient = (torch.randn(s, generator=generator).to(inputs.device, dtype) for s in shapes)
+        values, weight = (torch.randn(shape, generator=generator).to(inputs.device, dtype) for shape in shapes)
     weight /= (filter_size * channels) ** 0.5
-    leaves = (values.requires_grad_(training), weight.requires_grad_(training))
 
     def run() -> Any:
         with precision(precision_name):
-            output = ph.convolve(*leaves, lattice)
-            return torch.autograd.grad(output, leaves, gradient) if training else output
+            return ph.convolve(values, weight, lattice)
 
     def error(output: Any) -> float:
-        on = _in_float64(lattice)
-        exact = [leaf.detach().double().requires_grad_(training) for leaf in leaves]
         with ph.backends.use("reference"):
-            truth: Any = ph.convolve(exact[0], exact[1], on)
-            if not training:
-                return relative_error(output, truth)
-            truth = torch.autograd.grad(truth, exact, gradient.double())
-        return max(map(relative_error, output, truth))
+            return relative_error(output, ph.convolve(values.double(), weight.double(), _in_float64(lattice)))
 
-    ours = Contender(OURS, _graphed(run), error=error, note="through autograd, replayed from a CUDA graph")
+    ours = Contender(OURS, _graphed(run), error=error, note="replayed from a CUDA graph")
     return Prepared(ours, (), problem.origin, per_second=1e9 / (rows * filter_size * _RUNS_IN_A_GRAPH))
 
 
-def _draw_hills(draw: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values, features and items of 8 clouds of about 20,000 points: hills with trees, as in laser scans."""
-    counts = torch.randint(19_000, 21_001, (8,), generator=draw)
-    items = torch.repeat_interleave(torch.arange(8), counts).int()
-    values = torch.randn(len(items), 4)
-    ground = 57 * torch.rand(len(items), 2)
-    height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(len(items))
-    tree = 12 * torch.rand(len(items)) * (torch.rand(len(items)) < 0.3)
-    return values.to(device), torch.column_stack([ground, height + tree]).to(device), items.to(device)
+# positions [points, 3], values [points, channels] and items of each point
+Cloud = tuple[Tensor, Tensor, Tensor]
+
+
+def _draw_uniform(counts: Tensor, extent: float, draw: torch.Generator) -> Tensor:
+    return extent * torch.rand(int(counts.sum()), 3, generator=draw)
+
+
+def _draw_hills(counts: Tensor, extent: float, draw: torch.Generator) -> Tensor:
+    """Draw hills with trees, as in laser scans."""
+    points = int(counts.sum())
+    ground = extent * torch.rand(points, 2, generator=draw)
+    height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(points, generator=draw)
+    tree = 12 * torch.rand(points, generator=draw) * (torch.rand(points, generator=draw) < 0.3)
+    return torch.column_stack([ground, height + tree])
+
+
+class Kind(NamedTuple):
+    """A network of the training steps, and its clouds.
+
+    Attributes:
+        make: the network, whose layers are called in turn if it is a list.
+        items: clouds in a batch.
+        points: of a cloud.
+        channels: of its values.
+        draw: its positions.
+        extent: of the positions.
+        num_levels: of the pyramid, None for one lattice.
+    """
+
+    make: Callable[[], nn.Module]
+    items: int
+    points: int
+    channels: int
+    draw: Callable[[Tensor, float, torch.Generator], Tensor] = _draw_uniform
+    extent: float = 20.0
+    num_levels: int | None = None
+
+    def draw_cloud(self, draw: torch.Generator, device: torch.device, changing: bool) -> Cloud:
+        """Draw a batch of clouds; the numbers of points change by up to 5 % if `changing`."""
+        spread = self.points // 20 if changing else 0
+        counts = torch.randint(self.points - spread, self.points + spread + 1, (self.items,), generator=draw)
+        items = torch.repeat_interleave(torch.arange(self.items), counts).int()
+        positions = self.draw(counts, self.extent, draw)
+        values = torch.randn(len(items), self.channels, generator=draw)
+        return positions.to(device), values.to(device), items.to(device)
 
 
 def make_unet(in_channels: int) -> nn.Module:
@@ -284,202 +264,181 @@ def make_unet(in_channels: int) -> nn.Module:
     return ph.nn.LatticeUNet(in_channels, 3, step=1.0, widths=(16, 32, 48, 64))
 
 
-def _prepare_unet(inputs: Inputs, pyramid_only: bool) -> Prepared:
-    """Run a U-Net of four levels without gradients, or build the pyramid of its points."""
-    draw = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    network = make_unet(4).to(inputs.device).eval()
-    clouds = [_draw_hills(draw, inputs.device) for _ in range(40 if inputs.device.type == "cuda" else 3)]
-
-    def run(number: int) -> Any:
-        values, features, items = clouds[number % len(clouds)]
-        if pyramid_only:
-            return ph.levels.build_pyramid(features, 4, batch=items)
-        with torch.no_grad():
-            return network(values, features, items)
-
-    return Prepared(Contender(OURS, run), origin="seeded clouds", num_inputs=len(clouds))
-
-
-def _prepare_bilateral_conv(inputs: Inputs, guide_channels: int | None, training: bool) -> Prepared:
-    """Run `BilateralConv2d` on photos as their own guide, or on hidden channels with a color guide."""
-    torch.manual_seed(0)
-    batch = 8 if inputs.device.type == "cuda" else 1
-    photo = color_photo(inputs)
-    guides = [each.repeat(batch, 1, 1, 1).to(inputs.device) for each in (photo, photo.flip(1), photo.flip(2))]
-    hidden = [torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(inputs.device) for _ in guides]
-    images = guides if guide_channels is None else [each.requires_grad_(training) for each in hidden]
-    layer = ph.nn.BilateralConv2d(
-        images[0].shape[1], CHANNELS, guide_channels=guide_channels, sigma_space=4.0, device=inputs.device
-    )
-    gradient = torch.ones(batch, CHANNELS, HEIGHT, WIDTH, device=inputs.device)
-
-    def run(number: int) -> Any:
-        image, guide = images[number % 3], guides[number % 3] if guide_channels else None
-        with torch.set_grad_enabled(training):
-            output = layer(image, guide)
-        if not training:
-            return output
-        leaves = [*layer.parameters(), *([image] if image.requires_grad else [])]
-        return torch.autograd.grad(output, leaves, gradient)
-
-    return Prepared(Contender(OURS, run), origin=inputs.photo[1], num_inputs=3)
-
-
-def _train(module: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], Tensor]) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    run().square().mean().backward()
-    optimizer.step()
-
-
-def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepared:
-    """Train on clouds that change: one layer, three layers on one lattice, or a U-Net of four levels."""
-    draw = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    device = inputs.device
-    module: nn.Module
-    if kind == "layer":
-        module = ph.nn.PermutohedralConv(16, 32, dimension=3, device=device)
-    elif kind == "three-layers":
-        module = nn.ModuleList(ph.nn.PermutohedralConv(32, 32, 3, device=device) for _ in range(3))
-    else:
-        module = make_unet(4).to(device)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-
-    def cloud() -> Callable[[], Tensor]:
-        if kind == "layer":
-            points = int(torch.randint(20_000, 60_001, (1,), generator=draw))
-            features, values = 20 * torch.rand(points, 3), torch.randn(points, 16)
-            features, values = features.to(device), values.to(device)
-            return lambda: module(values, features)
-        if kind == "unet":
-            return partial(module, *_draw_hills(draw, device))
-        counts = torch.randint(2_000, 2_601, (8,), generator=draw)
-        items = torch.repeat_interleave(torch.arange(8), counts).int().to(device)
-        values = torch.randn(len(items), 32).to(device)
-        features = (8 * torch.rand(len(items), 3)).to(device)
-
-        def run_layers() -> Tensor:
-            lattice = ph.build_lattice(features, batch=items)
-            result = values
-            for layer in module.children():
-                result = torch.relu(layer(result, lattice=lattice))
-            return result
-
-        return run_layers
-
-    clouds = [cloud() for _ in range(40 if device.type == "cuda" else 3)]
-
-    def run(number: int) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            _train(module, optimizer, clouds[number % len(clouds)])
-
-    return Prepared(Contender(OURS, run), origin="seeded clouds", num_inputs=len(clouds))
-
-
-# items, points, input channels, extent of the points; levels of the pyramid, if any
-CAPTURED = {
-    "layer": (1, 40_000, 16, 20.0, None),
-    "three-layers": (8, 2_300, 32, 8.0, None),
-    "unet": (8, 20_000, 4, 57.0, 4),
+KINDS = {
+    "layer": Kind(lambda: nn.ModuleList([ph.nn.PermutohedralConv(16, 32, dimension=3)]), 1, 40_000, 16),
+    "three-layers": Kind(
+        lambda: nn.ModuleList(ph.nn.PermutohedralConv(32, 32, 3) for _ in range(3)), 8, 2_300, 32, extent=8.0
+    ),
+    "unet": Kind(lambda: make_unet(4), 8, 20_000, 4, _draw_hills, 57.0, num_levels=4),
 }
 
 
-def prepare_captured(inputs: Inputs, kind: str, autocast: bool = False, points: int | None = None) -> Prepared:
-    """Train on clouds of one size that change, by `capture_step`, next to the same step without capture."""
-    items, default, channels, extent, num_levels = CAPTURED[kind]
-    points, device = points or default, inputs.device
-    torch.manual_seed(0)
-    module: nn.Module = nn.ModuleList(
-        ph.nn.PermutohedralConv(channels, 32, 3, device=device) for _ in range(3 if kind == "three-layers" else 1)
-    )
-    if num_levels is not None:
-        module = make_unet(channels).to(device)
+def _forward(module: nn.Module, lattice: Any, values: Tensor) -> Tensor:
+    """Run a U-Net on a pyramid, or layers on a lattice or, without a lattice, on values alone."""
+    if not isinstance(module, nn.ModuleList):
+        result: Tensor = module(values, pyramid=lattice)
+        return result
+    for layer in module:
+        values = layer(values) if lattice is None else layer(values, lattice=lattice)
+        values = torch.relu(values) if len(module) > 1 else values
+    return values
+
+
+def _build(kind: Kind, positions: Tensor, items: Tensor | None) -> Any:
+    if kind.num_levels is None:
+        return ph.build_lattice(positions, batch=items)
+    return ph.levels.build_pyramid(positions, kind.num_levels, batch=items)
+
+
+def _make_trainer(module: nn.Module, autocast: bool) -> Callable[[Callable[[], Tensor]], None]:
+    """Return a function that runs a step of training, given the forward pass."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    device = next(module.parameters()).device.type
 
-    def forward(lattice: Any, values: Tensor) -> Tensor:
-        if num_levels is not None:
-            result: Tensor = module(values, pyramid=lattice)
-            return result
-        for layer in module.children():
-            values = torch.relu(layer(values, lattice=lattice))
-        return values
+    def train(forward: Callable[[], Tensor]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = forward().float().square().mean()
+        loss.backward()
+        optimizer.step()
 
-    def train(lattice: Any, values: Tensor) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            _train(module, optimizer, lambda: forward(lattice, values))
+    return train
 
-    step = ph.nn.capture_step(train, num_levels=num_levels)
-    size = extent * torch.tensor([1.0, 1.0, 0.2 if kind == "unet" else 1.0])
+
+def _linear_step(kind: Kind, clouds: list[Cloud]) -> Contender:
+    """Train `Linear` in place of the layers, on the same values."""
+    widths = [layer.get_parameter("weight").shape[1:] for layer in kind.make().children()]
+    linear = nn.ModuleList(nn.Linear(*each) for each in widths).to(clouds[0][0].device)
+    train = _make_trainer(linear, autocast=False)
+    name = "Linear" if len(widths) == 1 else f"{len(widths)} x (Linear, ReLU)"
+    return yardstick(name, lambda number: train(lambda: _forward(linear, None, clouds[number % len(clouds)][1])))
+
+
+def _prepare_step(inputs: Inputs, kind: Kind, autocast: bool = False, reused: bool = False) -> Prepared:
+    """Train on clouds that change; the lattice is built in every step, or `reused`."""
+    torch.manual_seed(0)
+    draw, device = torch.Generator().manual_seed(0), inputs.device
+    module = kind.make().to(device)
+    train = _make_trainer(module, autocast)
+    clouds = [kind.draw_cloud(draw, device, changing=True) for _ in range(40 if device.type == "cuda" else 3)]
+    lattices = [_build(kind, positions, items) for positions, _, items in clouds] if reused else []
+
+    def run(number: int, forward: Callable[..., Tensor] = _forward, reused: bool = reused) -> None:
+        which = number % len(clouds)
+        positions, values, items = clouds[which]
+        lattice = lattices[which] if reused else None
+        train(lambda: forward(module, lattice or _build(kind, positions, items), values))
+
+    others = []
+    if reused:
+        others = [yardstick("lattice built", partial(run, reused=False))]
+    if kind.num_levels is None and not autocast:
+        others.append(_linear_step(kind, clouds))
+    if kind.items > 1 and kind.num_levels is None and device.type == "cuda":
+        compiled = torch.compile(_forward)
+        others.append(yardstick("compiled", partial(run, forward=compiled)))
+    return Prepared(Contender(OURS, run), others, "seeded clouds", num_inputs=len(clouds))
+
+
+def prepare_captured(inputs: Inputs, kind: Kind, autocast: bool = False) -> Prepared:
+    """Train on clouds of one size that change, by `capture_step`, next to the same step without capture."""
+    torch.manual_seed(0)
+    draw, device = torch.Generator().manual_seed(0), inputs.device
+    module = kind.make().to(device)
+    train = _make_trainer(module, autocast)
+    flat = [kind.draw_cloud(draw, device, changing=False) for _ in range(40 if device.type == "cuda" else 3)]
     clouds = [
-        ((size * torch.rand(items, points, 3)).to(device), torch.randn(items, points, channels).to(device))
-        for _ in range(40 if device.type == "cuda" else 3)
+        (positions.view(kind.items, kind.points, 3), values.view(kind.items, kind.points, -1))
+        for positions, values, _ in flat
     ]
+
+    def run_step(lattice: Any, values: Tensor) -> None:
+        train(lambda: _forward(module, lattice, values))
+
+    def run_eager(number: int) -> None:
+        positions, values = clouds[number % len(clouds)]
+        run_step(_build(kind, positions, None), values)
+
+    step = ph.nn.capture_step(run_step, num_levels=kind.num_levels)
     # the host of the first steps is not what is measured
     for cloud in clouds[:4]:
         step(*cloud)
-
-    def run_eager(number: int) -> None:
-        features, values = clouds[number % len(clouds)]
-        build = ph.build_lattice if num_levels is None else partial(ph.levels.build_pyramid, num_levels=num_levels)
-        train(build(features), values)
-
     ours = Contender(OURS, lambda number: step(*clouds[number % len(clouds)]))
-    return Prepared(ours, [Contender("without capture", run_eager)], "seeded clouds", num_inputs=len(clouds))
+    others = [yardstick("not captured", run_eager)]
+    if kind.num_levels is None:
+        others.append(_linear_step(kind, flat))
+    return Prepared(ours, others, "seeded clouds", num_inputs=len(clouds))
 
 
-# name, device, function, summary
-_ROWS: tuple[tuple[str, str, Callable[[Inputs], Prepared], str], ...] = (
+def _prepare_unet(inputs: Inputs, pyramid_only: bool) -> Prepared:
+    """Run the U-Net without gradients, or build the pyramid of its points, next to one lattice of them."""
+    torch.manual_seed(0)
+    kind, device = KINDS["unet"], inputs.device
+    network = kind.make().to(device).eval()
+    draw = torch.Generator().manual_seed(0)
+    clouds = [kind.draw_cloud(draw, device, changing=True) for _ in range(40 if device.type == "cuda" else 3)]
+
+    def run(number: int) -> Any:
+        positions, values, items = clouds[number % len(clouds)]
+        if pyramid_only:
+            return _build(kind, positions, items)
+        with torch.no_grad():
+            return network(values, positions, items)
+
+    def build_one(number: int) -> Any:
+        positions, _, items = clouds[number % len(clouds)]
+        return ph.build_lattice(positions, batch=items)
+
+    others = [yardstick("one lattice", build_one)] if pyramid_only else []
+    return Prepared(Contender(OURS, run), others, "seeded clouds", num_inputs=len(clouds))
+
+
+_IMAGE_LAYER = "layer 32 to 32 channels, 19 taps"
+_ROWS: tuple[tuple[str, str, str, str, Callable[[Inputs], Prepared]], ...] = (
     (
-        "W7-forward",
+        "learned-forward",
+        "learned 32 to 32 channels, 15 taps, on a million points near a sphere, lattice reused, forward",
         "cpu",
+        "layers",
         partial(_prepare_learned, backward=False),
-        "learned 32 to 32 channels, 15 taps, on the lattice of W4, forward",
     ),
     (
-        "W7-backward",
-        "cpu",
-        partial(_prepare_learned, backward=True),
+        "learned-backward",
         "the same, backward: gradients of values and filter",
-    ),
-    (
-        "layer-forward",
         "cpu",
-        partial(_prepare_image_layer, training=False),
-        "layer 32 to 32 channels, 19 taps, 481 x 321 image, lattice reused, forward",
-    ),
-    ("layer-training", "cpu", partial(_prepare_image_layer, training=True), "the same, forward and backward"),
-    ("mnist-build", "any", _prepare_mnist_build, "the lattices of a batch of 64 MNIST images, d = 2, s = 2"),
-    (
-        "mnist-step",
-        "any",
-        _prepare_mnist_step,
-        "forward and backward through a layer on 64 MNIST images, lattice included",
+        "layers",
+        partial(_prepare_learned, backward=True),
     ),
     (
-        "mnist-step-one-thread",
-        "cuda",
-        partial(_prepare_mnist_step, own_thread=False),
-        "the same, the backward pass in the calling thread (torch.autograd.set_multithreading_enabled(False))",
+        "reference-photo",
+        "bilateral filter, 512 x 512 photo, 16 pixels / 0.1",
+        "cpu",
+        "layers",
+        partial(_prepare_reference, of_photo=True),
     ),
-)
-
-WORKLOADS = (
-    *(Workload(name, summary, device, prepare) for name, device, prepare, summary in _ROWS),
+    (
+        "reference-layer",
+        "layer 32 to 32 channels, 20,000 points, forward and backward",
+        "cpu",
+        "layers",
+        partial(_prepare_reference, of_photo=False),
+    ),
     *(
-        Workload(f"reference-{name}", f"{summary}, next to the reference backend", "cpu", prepare)
-        for name, summary, prepare in (
-            ("8", "bilateral filter, 512 x 512 photo, 8 pixels / 0.1", partial(_prepare_reference, sigma_space=8.0)),
-            ("16", "the same with 16 pixels / 0.1", partial(_prepare_reference, sigma_space=16.0)),
-            ("forward", "layer 32 to 32 channels, 20,000 points", partial(_prepare_reference, sigma_space=None)),
-            ("step", "the same, with gradients", partial(_prepare_reference, sigma_space=None, training=True)),
+        (
+            f"image-layer-{'training' if training else 'forward'}",
+            f"{_IMAGE_LAYER}, 481 x 321 image, lattice reused, forward{' and backward' if training else ''}",
+            "cpu",
+            "layers",
+            partial(_prepare_image_layer, training=training),
         )
+        for training in (False, True)
     ),
     *(
-        Workload(
-            f"C-{kind}-{name}",
-            f"layer 32 to 32 channels, 19 taps, 8 images of 481 x 321, {name}, {text}",
+        (
+            f"image-layers-{kind}-{name}",
+            f"{_IMAGE_LAYER}, 8 images of 481 x 321, {name}, {text}",
             "cuda",
+            "layers",
             partial(
                 _prepare_image_layer,
                 training=kind == "training",
@@ -488,66 +447,67 @@ WORKLOADS = (
                 reused=kind != "built",
             ),
         )
-        for name in PRECISIONS
-        for kind, text in (
-            ("forward", "lattice reused, forward"),
-            ("training", "lattice reused, forward and backward"),
-            ("built", "lattice built in each call, forward"),
+        for kind, name, text in (
+            ("training", "fp32", "lattice reused, forward and backward"),
+            ("forward", "bf16", "lattice reused, forward"),
+            ("training", "bf16", "lattice reused, forward and backward"),
+            ("built", "bf16", "lattice built in each call, forward"),
+        )
+    ),
+    (
+        "convolution-32-tf32",
+        "convolution of 250,000 lattice points, 32 channels, 15 taps, TF32, forward; per lattice point and tap",
+        "cuda",
+        "layers",
+        partial(_prepare_convolution, channels=32, precision_name="tf32"),
+    ),
+    *(
+        (f"step-{name}", f"training step, {text}", device, "training", partial(_prepare_step, **options))
+        for name, text, device, options in (
+            (
+                "layer-built",
+                "one layer, 16 to 32 channels, about 40,000 points, lattice built",
+                "any",
+                {"kind": KINDS["layer"]},
+            ),
+            ("layer-reused", "the same, lattice reused", "any", {"kind": KINDS["layer"], "reused": True}),
+            (
+                "three-layers",
+                "three layers of 32 channels on one lattice, 8 clouds of about 2,300 points",
+                "any",
+                {"kind": KINDS["three-layers"]},
+            ),
+            ("unet", "U-Net of four levels, 8 clouds of about 20,000 points", "any", {"kind": KINDS["unet"]}),
+            ("unet-autocast", "the same, autocast bfloat16", "cuda", {"kind": KINDS["unet"], "autocast": True}),
         )
     ),
     *(
-        Workload(
-            f"{row}-{channels}-{name}",
-            f"convolution of 250,000 lattice points, {channels} channels, 15 taps, {name}, {passes}",
+        (
+            f"captured-step-{name}{'-autocast' if autocast else ''}",
+            f"training step as a CUDA graph, {text} that change{', autocast bfloat16' if autocast else ''}",
             "cuda",
-            partial(_prepare_convolution, channels=channels, precision_name=name, training=row == "G2b"),
-            unit="ns",
+            "training",
+            partial(prepare_captured, kind=KINDS[name], autocast=autocast),
         )
-        for row, passes in (("G2", "forward"), ("G2b", "forward and backward"))
-        for channels in (32, 64)
-        for name in ("bf16", "TF32", "fp32")
+        for name, text, autocast in (
+            ("layer", "one layer, 16 to 32 channels, 40,000 points", False),
+            ("layer", "one layer, 16 to 32 channels, 40,000 points", True),
+            ("three-layers", "three layers on one lattice, 8 clouds of 2,300 points", False),
+            ("unet", "U-Net of four levels, 8 clouds of 20,000 points", False),
+            ("unet", "U-Net of four levels, 8 clouds of 20,000 points", True),
+        )
     ),
-    *(
-        Workload(
-            f"captured-{kind}{'-autocast' if autocast else ''}",
-            f"training step as a CUDA graph, {text}{', autocast bfloat16' if autocast else ''}",
-            "cuda",
-            partial(prepare_captured, kind=kind, autocast=autocast),
-        )
-        for kind, text in (
-            ("layer", "one layer, 16 to 32 channels, 40,000 points that change"),
-            ("three-layers", "three layers on one lattice, 8 clouds of 2,300 points that change"),
-            ("unet", "U-Net of four levels, 8 clouds of 20,000 points that change"),
-        )
-        for autocast in (False, True)
+    (
+        "unet-inference",
+        "the U-Net on about 160,000 points, inference",
+        "any",
+        "training",
+        partial(_prepare_unet, pyramid_only=False),
     ),
-    *(
-        Workload(
-            f"step-{kind}{'-autocast' if autocast else ''}",
-            f"training step, {text}{', autocast bfloat16' if autocast else ''}",
-            "cuda" if autocast else "any",
-            partial(_prepare_steps, kind=kind, autocast=autocast),
-        )
-        for kind, text in (
-            ("layer", "one layer, 16 to 32 channels, clouds of 20,000 to 60,000 points"),
-            ("three-layers", "three layers on one lattice, 8 clouds of about 2,300 points"),
-            ("unet", "U-Net of four levels, 8 clouds of about 20,000 points"),
-        )
-        for autocast in (False, True)
-    ),
-    Workload("unet-inference", "the same U-Net, inference", "any", partial(_prepare_unet, pyramid_only=False)),
-    Workload("unet-pyramid", "the pyramid of its points", "any", partial(_prepare_unet, pyramid_only=True)),
-    *(
-        Workload(
-            f"bilateral-conv-{name}-{'training' if training else 'forward'}",
-            f"BilateralConv2d, 481 x 321 photo, {text}, {'forward and backward' if training else 'forward'}",
-            "any",
-            partial(_prepare_bilateral_conv, guide_channels=guide_channels, training=training),
-        )
-        for name, guide_channels, text in (
-            ("own", None, "3 to 32 channels, its own guide"),
-            ("color", 3, "32 to 32 channels, color guide"),
-        )
-        for training in (False, True)
-    ),
+    ("unet-pyramid", "the pyramid of its points", "any", "training", partial(_prepare_unet, pyramid_only=True)),
+)
+
+WORKLOADS = tuple(
+    Workload(name, summary, device, table, prepare, unit="ns" if "per lattice point" in summary else "ms")
+    for name, summary, device, table, prepare in _ROWS
 )

@@ -17,7 +17,7 @@ from benchmarks.registry import Absent, Contender
 
 DENSECRF = "pydensecrf2"
 OPENCV = "OpenCV"
-GRID = "bilateral grid (SciPy)"
+GRID = "our dense grid, SciPy"
 
 # distribution and module of each library that may take part
 LIBRARIES = {DENSECRF: ("pydensecrf2", "pydensecrf"), OPENCV: ("opencv", "cv2"), "SciPy": ("scipy", "scipy")}
@@ -103,16 +103,11 @@ _DENSECRF_PARTS: dict[str, tuple[Callable[[_DenseCRF], Any], Callable[[_DenseCRF
         lambda crf: crf.step(crf.empty),
         "one mean-field step, the softmax subtracted",
     ),
-    "build": (
-        _DenseCRF.build,
-        _DenseCRF.convert,
-        "filters one channel of ones as well, the conversion of the features subtracted",
-    ),
 }
 
 
 def densecrf(problems: list[FilterProblem], part: str, error: Error = None) -> Contender | Absent:
-    """Run pydensecrf2: build and "filter" once, filter on a "reused" lattice, or "build" alone."""
+    """Run pydensecrf2: build and "filter" once, or filter on a "reused" lattice."""
     if version_of(DENSECRF) is None:
         return Absent(DENSECRF)
     run, baseline, note = _DENSECRF_PARTS[part]
@@ -164,7 +159,7 @@ def opencv_bilateral(problems: list[FilterProblem], error: Error) -> Contender |
 
 
 def bilateral_grid(problems: list[FilterProblem], error: Error) -> Contender | Absent:
-    """Blur a dense grid over the features, with cells of one unit, by scipy.ndimage."""
+    """Blur a dense grid over the features, with cells of one unit: our own code on scipy.ndimage."""
     if version_of("SciPy") is None:
         return Absent(GRID)
     if problems[0].image is None or problems[0].features.shape[1] > 3:
@@ -195,4 +190,4 @@ def bilateral_grid(problems: list[FilterProblem], error: Error) -> Contender | A
         return torch.from_numpy(np.stack(filtered, axis=1) / mass[:, None])
 
     note = "one thread; cells of one standard deviation"
-    return Contender(GRID, run, error=error, note=note, version=version_of("SciPy"))
+    return Contender(GRID, run, error=error, note=note, version=version_of("SciPy"), is_peer=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import permutohedral as ph
 from benchmarks import peers
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Measured
+from benchmarks.worker import read_status, reset_peak
 from permutohedral.errors import PermutohedralError
 
 _FIRST_CALL = """
@@ -68,35 +67,15 @@ def peak_memory(workload: str, name: str, threads: int, data: Path | None) -> fl
     prepare = next(each.prepare for each in WORKLOADS if each.name == workload)
     assert prepare is not None
     prepared = prepare(Inputs(data, torch.device("cpu")))
-    contenders = [prepared.ours, *prepared.peers]
+    contenders = [prepared.ours, *prepared.others]
     chosen = next((each for each in contenders if each.name == name and isinstance(each, Contender)), None)
     if chosen is None:
         raise PermutohedralError(f"{name} does not take part in {workload}")
     # libraries, threads and their stacks do not count
     ph.gaussian_filter(torch.rand(1500, 3), torch.rand(1500, 5))
-    before = _reset_peak()
+    before = reset_peak()
     result: Any = chosen.run(0)
-    peak = _status("VmHWM") - before
-    return (peak - (result.nbytes if chosen is prepared.ours else 0)) / 1e6
-
-
-def _reset_peak() -> int:
-    """Forget the peak so far; return the bytes in use now."""
-    gc.collect()
-    # memory freed before must not serve the operation unseen; only glibc keeps and returns it this way
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    # writing 5 resets VmHWM to VmRSS (see proc(5))
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise PermutohedralError(f"the system does not report {field}; memory is measured on Linux only")
+    return (read_status("VmHWM") - before - (result.nbytes if chosen is prepared.ours else 0)) / 1e6
 
 
 if __name__ == "__main__":

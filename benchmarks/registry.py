@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.inputs import Inputs
@@ -24,7 +24,7 @@ class Contender:
         error: of the result of repetition 0: relative L2, against the exact Gaussian or the same operation in float64.
         note: differences from the other contenders, in words.
         version: of the library.
-        same_task: False for a yardstick that does less, such as interpolation without the guide.
+        is_peer: whether it is another library that does the same; False for our own code and for what does less.
     """
 
     name: str
@@ -34,7 +34,12 @@ class Contender:
     error: Callable[[Any], float] | None = None
     note: str = ""
     version: str | None = None
-    same_task: bool = True
+    is_peer: bool = True
+
+
+def yardstick(name: str, run: Callable[[int], Any], note: str = "") -> Contender:
+    """Return a contender that is our own code, or does less."""
+    return Contender(name, run, note=note, is_peer=False)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Absent:
     """A contender that cannot take part, and the reason."""
 
     name: str
-    reason: str = "not installed: make bench installs it"
+    reason: str = "not installed: pip install --group bench"
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,14 @@ class Prepared:
 
     Attributes:
         ours: the contender of this package.
-        peers: the others, present or absent.
+        others: the other contenders, present or absent.
         origin: source of the data.
         per_second: factor from seconds to the unit of the workload.
         num_inputs: number of different inputs that repetitions cycle through.
     """
 
     ours: Contender
-    peers: Sequence[Contender | Absent] = ()
+    others: Sequence[Contender | Absent] = ()
     origin: str = "seeded random numbers"
     per_second: float = 1e3
     num_inputs: int = 1
@@ -70,17 +75,17 @@ class Measured:
 
     samples: dict[str, list[float]]
     absent: Sequence[Absent] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the report.
+    """One published row.
 
     Attributes:
         name: as `--only` takes it.
         summary: operation and data.
         device: "cpu", "cuda" or "any".
+        table: of docs/research/benchmarks.md that shows the row.
         prepare: makes the data and the contenders; None if `measure` finds the quantity.
         measure: measures a quantity, given inputs, threads, repetitions, and whether peers are wanted.
         unit: of the figures.
@@ -90,6 +95,7 @@ class Workload:
     name: str
     summary: str
     device: str
+    table: str
     prepare: Callable[[Inputs], Prepared] | None = None
     measure: Callable[[Inputs, int, int, bool], Measured] | None = None
     unit: str = "ms"
@@ -99,7 +105,7 @@ class Workload:
 def select(workloads: Sequence[Workload], names: Sequence[str] | None, device: str) -> list[Workload]:
     """Return the workloads of a device by name, in the order of the registry; None selects the default ones.
 
-    A name that no workload has selects those that continue it after a hyphen: W5 selects W5-W1 and W5-W4.
+    A name that no workload has selects those that continue it after a hyphen: `step` selects `step-layer`.
 
     Raises:
         InputError: no workload of `device` has such a name.
@@ -110,8 +116,8 @@ def select(workloads: Sequence[Workload], names: Sequence[str] | None, device: s
     chosen: set[str] = set()
     for name in names:
         wanted = name.strip().lower()
-        exact = {workload.name for workload in candidates if workload.name.lower() == wanted}
-        found = exact or {workload.name for workload in candidates if workload.name.lower().startswith(f"{wanted}-")}
+        found = {each.name for each in candidates if each.name == wanted}
+        found = found or {each.name for each in candidates if each.name.startswith(f"{wanted}-")}
         if not found:
             known = ", ".join(workload.name for workload in candidates)
             raise InputError(f"only: there is no workload {name!r} for device {device!r}; choose among {known}")

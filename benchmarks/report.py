@@ -7,11 +7,11 @@ from typing import Any
 
 from experiments.provenance import name_machine
 
-_TITLES = ("workload", "threads", "ours", "error", "peer", "time", "error", "ratio", "best recorded peer", "ratio")
+_TITLES = ("workload", "threads", "ours", "quartiles", "error", "other", "time", "error", "ratio")
 
 
 def format_table(report: dict[str, Any]) -> str:
-    """Format the figures: ours, the peers of the same run, and the best recorded peer."""
+    """Format the figures: ours, and the other contenders of the same run."""
     rows = [_TITLES, *(row for result in report["results"] for row in _rows(result))]
     return "\n".join([align(rows), "", *remarks(report)])
 
@@ -25,38 +25,25 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     start = (result["workload"], str(result["threads"]))
     if "failed" in result:
-        return [(*start, "failed", *[""] * 7)]
+        return [(*start, "failed", *[""] * 6)]
     ours, unit = result["ours"], result["unit"]
     kernels = f" (kernels {format_number(ours['kernels'])})" if "kernels" in ours else ""
-    first: tuple[str, ...] = (*start, f"{format_number(ours['median'])} {unit}{kernels}", _error(ours["error"]))
-    best = min(result["recorded"], key=lambda entry: float(entry["value"]), default=None)
-    last = (
-        ("", "") if best is None else (f"{best['name']} {format_number(best['value'])} {unit}", f"{best['ratio']:.1f}")
-    )
-    rows = []
-    for peer in result["peers"] or [None]:
-        middle: tuple[str, ...] = ("", "", "", "")
-        if peer is not None:
-            middle = (
-                peer["name"],
-                f"{format_number(peer['median'])} {unit}",
-                _error(peer["error"]),
-                f"{peer['ratio']:.2g}",
-            )
-        rows.append((*first, *middle, *last))
-        first, last = ("",) * len(first), ("", "")
-    return rows
+    quartiles = " to ".join(map(format_number, ours["quartiles"]))
+    first = (*start, f"{format_number(ours['median'])} {unit}{kernels}", quartiles, _error(ours["error"]))
+    others = [
+        (each["name"], f"{format_number(each['median'])} {unit}", _error(each["error"]), f"{each['ratio']:.2g}")
+        for each in result["others"]
+    ]
+    starts = [first, *[("",) * len(first)] * len(others)]
+    return [(*start, *other) for start, other in zip(starts, others or [("",) * 4], strict=False)]
 
 
 def remarks(report: dict[str, Any]) -> list[str]:
-    """Return the context of the figures: machine, scale of recorded figures, substitutes, absent peers, other load."""
-    about, recorded_on, results = report["environment"], report["recorded_on"], report["results"]
-    slowness = recorded_on["slowness"]
-    scale = "not scaled, without pydensecrf2" if slowness is None else f"scaled by {slowness:.2f} (pydensecrf2)"
+    """Return the context of the figures: machine, substitutes, absent peers, other load."""
+    about, results = report["environment"], report["results"]
     lines = [
         f"permutohedral {about['versions']['permutohedral']} ({about['backend']} backend), torch "
         f"{about['versions']['torch']}, {name_machine(about['hardware'])}; commit {about['commit']}",
-        f"recorded peers: measured once on {recorded_on['machine']}; {scale}",
     ]
     substitutes = {result["origin"] for result in results if "substitute" in result.get("origin", "")}
     lines += [f"input: {origin}" for origin in sorted(substitutes)]

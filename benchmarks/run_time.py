@@ -98,6 +98,7 @@ WORKLOADS = tuple(
         f"run-time-{channels}-{name}",
         f"{channels} to {channels} channels, 481 x 321 image, {text}",
         "any",
+        "run-time",
         partial(prepare, channels=channels, training=name == "training"),
         optional=True,
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import arrays, crf, drop_ins, encoding, filters, layers, levels, peers, run_time, upsampling
+from benchmarks import crf, encoding, filters, layers, peers, run_time, upsampling
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, select
 from benchmarks.timing import OtherLoad, Timing, kernel_seconds, time_in_turn
@@ -22,17 +20,11 @@ from permutohedral.errors import BackendUnavailable, InputError
 WORKLOADS: tuple[Workload, ...] = (
     *filters.WORKLOADS,
     *layers.WORKLOADS,
-    *run_time.WORKLOADS,
     *crf.WORKLOADS,
-    *drop_ins.WORKLOADS,
     *upsampling.WORKLOADS,
-    *levels.WORKLOADS,
     *encoding.WORKLOADS,
-    *arrays.WORKLOADS,
+    *run_time.WORKLOADS,
 )
-
-# figures of peers that pip cannot install, measured once on another machine; a pair is for one and two threads
-RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded.json").read_text())
 
 Log = Callable[[str], None]
 
@@ -66,7 +58,7 @@ def run(options: Options, log: Log = lambda message: None) -> dict[str, Any]:
         log: called with a line for each step.
 
     Returns:
-        The report, ready for JSON: `environment`, `recorded_on`, `options` and a list `results`.
+        The report, ready for JSON: `environment`, `options` and a list `results`.
 
     Raises:
         InputError: an unknown name, or numbers below 1.
@@ -93,13 +85,9 @@ def run(options: Options, log: Log = lambda message: None) -> dict[str, Any]:
         log(f"interrupted: {len(results)} results are reported, {workload.name} and later ones are not")
     finally:
         peers.set_threads(previous)
-    slowness = _slowness(results)
-    for result in results:
-        result["recorded"] = _recorded(result, slowness)
     return {
-        "schema": 3,
+        "schema": 4,
         "environment": describe_environment(device),
-        "recorded_on": {"machine": RECORDED[device.type]["machine"], "slowness": slowness},
         "options": {name: value for name, value in asdict(options).items() if name != "data"},
         "results": results,
     }
@@ -118,7 +106,8 @@ def _run_workload(
 ) -> list[dict[str, Any]]:
     """Return a result for each thread count; a failed one holds its reason. Appends to `profiled`."""
     device = inputs.device.type
-    base = {"workload": workload.name, "summary": workload.summary, "unit": workload.unit, "device": device}
+    base = {name: getattr(workload, name) for name in ("summary", "table", "unit")}
+    base = {"workload": workload.name, **base, "device": device}
     results: list[dict[str, Any]] = []
     threads = options.threads[:1] if device == "cuda" else options.threads
     try:
@@ -144,7 +133,7 @@ def _run_workload(
 
 
 def _time(prepared: Prepared, options: Options, inputs: Inputs) -> dict[str, Any]:
-    others = list(prepared.peers) if options.peers else []
+    others = list(prepared.others) if options.peers else []
     present = [prepared.ours, *(peer for peer in others if isinstance(peer, Contender))]
     # every input at least once
     timings = time_in_turn(present, max(options.repeats, prepared.num_inputs), inputs.device)
@@ -158,14 +147,14 @@ def _measure(workload: Workload, options: Options, inputs: Inputs, threads: int)
     measured = workload.measure(inputs, threads, options.repeats, options.peers)
     rows = [_figures(Contender(name, float), Timing(samples), 1.0) for name, samples in measured.samples.items()]
     rows.sort(key=lambda row: bool(row["name"] != OURS))
-    return {**_compare(rows, measured.absent), "facts": measured.facts}
+    return _compare(rows, measured.absent)
 
 
 def _compare(rows: list[dict[str, Any]], absent: Sequence[Absent]) -> dict[str, Any]:
-    """Return the first row as ours and the others as its peers."""
+    """Return the first row as ours, next to the others."""
     ours, *others = rows
     others = [{**row, "ratio": row["median"] / max(ours["median"], 1e-12)} for row in others]
-    return {"ours": ours, "peers": others, "absent": [asdict(peer) for peer in absent]}
+    return {"ours": ours, "others": others, "absent": [asdict(peer) for peer in absent]}
 
 
 def _figures(contender: Contender, timing: Timing, scale: float) -> dict[str, Any]:
@@ -174,39 +163,11 @@ def _figures(contender: Contender, timing: Timing, scale: float) -> dict[str, An
         "version": contender.version,
         "median": timing.median * scale,
         "quartiles": [timing.quantile(0.25) * scale, timing.quantile(0.75) * scale],
-        "p90": timing.quantile(0.9) * scale,
         "repetitions": len(timing.seconds),
         "error": timing.error,
         "note": contender.note,
-        "same_task": contender.same_task,
+        "is_peer": contender.is_peer,
     }
     if timing.baseline_seconds:
         figures["subtracted"] = timing.baseline * scale
     return figures
-
-
-def _slowness(results: list[dict[str, Any]]) -> float | None:
-    """Return the time of pydensecrf2 here over its recorded one, the median of workloads; None if it is absent."""
-    ratios = []
-    for result in results:
-        there = RECORDED[result["device"]]["figures"].get(result["workload"], {}).get("pydensecrf")
-        here = next((peer["median"] for peer in result.get("peers", ()) if peer["name"] == peers.DENSECRF), None)
-        if there and here and result["unit"] != "MB":
-            ratios.append(here / there)
-    return statistics.median(ratios) if ratios else None
-
-
-def _recorded(result: dict[str, Any], slowness: float | None) -> list[dict[str, Any]]:
-    """Return the recorded figures of peers for a result, with times scaled to this machine."""
-    if "failed" in result:
-        return []
-    # bytes do not depend on the speed of the machine
-    factor = 1.0 if result["unit"] == "MB" or slowness is None else slowness
-    entries = []
-    for peer, figure in RECORDED[result["device"]]["figures"].get(result["workload"], {}).items():
-        by_threads = dict(enumerate(figure, 1)) if isinstance(figure, list) else {result["threads"]: figure}
-        value = by_threads.get(result["threads"])
-        if value is not None:
-            ratio = value * factor / max(result["ours"]["median"], 1e-12)
-            entries.append({"name": peer, "value": value, "scaled": value * factor, "ratio": ratio})
-    return entries

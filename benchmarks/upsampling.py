@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import permutohedral as ph
 from benchmarks.inputs import Inputs
-from benchmarks.registry import OURS, Contender, Prepared, Workload
+from benchmarks.registry import OURS, Contender, Prepared, Workload, yardstick
 from experiments.data.middlebury import load_scene
 
 SIGMA_COLOR = (0.2, 0.05, 0.05)
@@ -19,17 +19,12 @@ SIGMA_COLOR = (0.2, 0.05, 0.05)
 SCENES = ("art", "books", "moebius")
 _VARIANTS = 7
 
-# name, shape of the coarse map, size of the guide, options
-CASES: tuple[tuple[str, tuple[int, int, int], tuple[int, int], dict[str, Any], bool], ...] = (
-    ("gaussian-uncorrected", (1, 128, 128), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, False),
-    ("gaussian", (1, 128, 128), (1024, 1024), {"mode": "gaussian"}, False),
-    ("affine", (1, 128, 128), (1024, 1024), {"mode": "affine"}, False),
-    ("solver", (1, 128, 128), (1024, 1024), {"mode": "solver"}, False),
-    ("solver-large", (1, 136, 172), (1088, 1376), {"mode": "solver"}, False),
-    ("features", (384, 37, 37), (518, 518), {"mode": "gaussian", "num_iterations": 0}, False),
-    ("features-channels-last", (384, 37, 37), (518, 518), {"mode": "gaussian", "num_iterations": 0}, True),
-    ("features-large", (384, 64, 64), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, False),
-    ("features-large-channels-last", (384, 64, 64), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, True),
+# name, side lengths of the coarse map and of the guide, options, device of the published row
+CASES: tuple[tuple[str, tuple[int, int], tuple[int, int], dict[str, Any], str], ...] = (
+    ("gaussian-uncorrected", (128, 128), (1024, 1024), {"mode": "gaussian", "num_iterations": 0}, "cuda"),
+    ("gaussian", (128, 128), (1024, 1024), {"mode": "gaussian"}, "cuda"),
+    ("solver", (128, 128), (1024, 1024), {"mode": "solver"}, "any"),
+    ("solver-large", (136, 172), (1088, 1376), {"mode": "solver"}, "cpu"),
 )
 
 
@@ -42,16 +37,12 @@ def _photograph(photographs: list[Tensor], height: int, width: int, generator: t
     return (cut.flip(-1) if mirrored < 0.5 else cut).contiguous()
 
 
-def _prepare(
-    inputs: Inputs, coarse: tuple[int, int, int], size: tuple[int, int], options: dict[str, Any], channels_last: bool
-) -> Prepared:
+def _prepare(inputs: Inputs, coarse: tuple[int, int], size: tuple[int, int], options: dict[str, Any]) -> Prepared:
     photographs = [ph.features.opponent_colors(load_scene(name).color) for name in SCENES]
     given = []
     for number in range(_VARIANTS):
         generator = torch.Generator().manual_seed(number)
-        values = torch.rand(1, *coarse, generator=generator).to(inputs.device)
-        if channels_last:
-            values = values.contiguous(memory_format=torch.channels_last)
+        values = torch.rand(1, 1, *coarse, generator=generator).to(inputs.device)
         given.append((values, _photograph(photographs, *size, generator).to(inputs.device)[None]))
 
     def ours(number: int) -> Tensor:
@@ -64,30 +55,29 @@ def _prepare(
         values = given[number % _VARIANTS][0]
         return functional.interpolate(values, size, mode="bilinear", align_corners=False)
 
-    return Prepared(
-        Contender(OURS, ours),
-        [Contender("torch bilinear", bilinear, note="without the guide", same_task=False)],
-        origin="photographs of Middlebury",
-        num_inputs=_VARIANTS,
-    )
+    def filtered(number: int) -> Tensor:
+        return ph.bilateral_filter(given[number % _VARIANTS][1], sigma_space=8.0, sigma_color=SIGMA_COLOR)
+
+    others = [
+        yardstick("torch bilinear", bilinear, "without the guide"),
+        yardstick("bilateral filter of the guide", filtered),
+    ]
+    return Prepared(Contender(OURS, ours), others, "photographs of Middlebury", num_inputs=_VARIANTS)
 
 
-def _prepare_solver(inputs: Inputs, training: bool) -> Prepared:
-    """Smooth noisy depths with weights along the edges of a photo; backward to depths and weights."""
-    scenes = [load_scene(name) for name in SCENES]
+def _prepare_solver(inputs: Inputs) -> Prepared:
+    """Smooth noisy depths with weights along the edges of a photo."""
     draw = torch.Generator().manual_seed(0)
     given = []
-    for scene in scenes:
+    for scene in map(load_scene, SCENES):
         depth = scene.disparity[:, :1024, :1024] / 255
         noisy, weight = depth + 0.1 * torch.randn(depth.shape, generator=draw), torch.rand(depth.shape, generator=draw)
-        guide = ph.features.opponent_colors(scene.color)[:, :1024, :1024]
-        leaves = (each.to(inputs.device).requires_grad_(training) for each in (noisy, weight[0]))
-        given.append((*leaves, guide.contiguous().to(inputs.device)))
+        guide = ph.features.opponent_colors(scene.color)[:, :1024, :1024].contiguous()
+        given.append([each.to(inputs.device) for each in (noisy, guide, weight[0])])
 
     def run(number: int) -> Any:
-        target, weight, guide = given[number % len(given)]
-        smooth = ph.bilateral_solver(target, guide, sample_weight=weight, sigma_color=SIGMA_COLOR)
-        return torch.autograd.grad(smooth.sum(), [target, weight]) if training else smooth
+        target, guide, weight = given[number % len(given)]
+        return ph.bilateral_solver(target, guide, sample_weight=weight, sigma_color=SIGMA_COLOR)
 
     return Prepared(Contender(OURS, run), origin="scenes of Middlebury", num_inputs=len(given))
 
@@ -96,19 +86,13 @@ WORKLOADS = (
     *(
         Workload(
             f"upsample-{name}",
-            f"upsample {' x '.join(map(str, coarse))} to {' x '.join(map(str, size))}, {name.replace('-', ' ')}",
-            "any",
-            partial(_prepare, coarse=coarse, size=size, options=options, channels_last=channels_last),
+            f"upsample {coarse[0]} x {coarse[1]} to {size[0]} x {size[1]}, {options['mode']}"
+            + (", not corrected" if "num_iterations" in options else ""),
+            device,
+            "upsampling",
+            partial(_prepare, coarse=coarse, size=size, options=options),
         )
-        for name, coarse, size, options, channels_last in CASES
+        for name, coarse, size, options, device in CASES
     ),
-    Workload(
-        "bilateral-solver", "bilateral solver, 1024 x 1024 depths", "any", partial(_prepare_solver, training=False)
-    ),
-    Workload(
-        "bilateral-solver-training",
-        "the same, forward and backward",
-        "any",
-        partial(_prepare_solver, training=True),
-    ),
+    Workload("bilateral-solver", "bilateral solver, 1024 x 1024 depths", "cuda", "upsampling", _prepare_solver),
 )

@@ -89,21 +89,27 @@ class Worker:
             return {"megabytes": (self.torch.cuda.max_memory_allocated() - before) / 1e6}
         if not sys.platform.startswith("linux"):
             return {"megabytes": None}
-        import ctypes
-
-        gc.collect()
-        # memory freed before must not serve the call unseen; only glibc keeps and returns it this way
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-        # writing 5 resets VmHWM to VmRSS (see proc(5))
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
+        before = reset_peak()
         self.call(0)
-        return {"megabytes": (_status("VmHWM") - before) / 1e6}
+        return {"megabytes": (read_status("VmHWM") - before) / 1e6}
 
 
-def _status(field: str) -> int:
+def reset_peak() -> int:
+    """Forget the peak of memory so far; return the bytes in use now."""
+    import ctypes
+
+    gc.collect()
+    # memory freed before must not serve the call unseen; only glibc keeps and returns it this way
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    # writing 5 resets VmHWM to VmRSS (see proc(5))
+    Path("/proc/self/clear_refs").write_text("5")
+    return read_status("VmRSS")
+
+
+def read_status(field: str) -> int:
+    """Return a field of Linux's status of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 

@@ -9,15 +9,22 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from experiments.provenance import stored_time
 from experiments.registry import REGISTRY, load_experiment
 from permutohedral.errors import InputError, PermutohedralError
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+# of a shell after Ctrl-C
+_INTERRUPTED = 130
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options that all experiments share."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Reproduce the tables of the paper.")
     parser.add_argument("experiment", nargs="?", choices=sorted(REGISTRY), metavar="NAME", help="see --list")
-    parser.add_argument("--list", action="store_true", help="list the experiments, or the rows of NAME")
+    parser.add_argument(
+        "--list", action="store_true", help="list the experiments and how long they took, or the rows of NAME"
+    )
     parser.add_argument(
         "--row",
         action="append",
@@ -37,14 +44,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder of all results (default: out/NAME)")
     data = os.environ.get("PERMUTOHEDRAL_DATA")
     parser.add_argument(
-        "--data", type=Path, default=data, metavar="FOLDER", help="folder of the data sets (default: download)"
+        "--data",
+        type=Path,
+        default=data,
+        metavar="FOLDER",
+        help="folder of the data sets, or sample (default: download; sample with --smoke)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    parser.add_argument(
-        "--first",
-        metavar="ACTION",
-        help="time_steps (lidar) or tune (fields: choose settings)",
-    )
     return parser
 
 
@@ -56,19 +62,25 @@ def main(arguments: list[str] | None = None) -> int:
     if given.experiment is None:
         if not given.list:
             parser.error("pass the NAME of an experiment; --list shows them")
-        print("\n".join(f"{name:12}{summary}" for name, (_, summary) in REGISTRY.items()))
+        for name, (_, summary) in REGISTRY.items():
+            print(f"{name:16}{summary}\n{'':16}{stored_time(RESULTS / f'{name}.csv') or 'not measured yet'}")
         return 0
     if given.jobs < 1 or (given.seeds is not None and given.seeds < 1):
         parser.error("--jobs and --seeds must be at least 1")
     try:
-        _run(given, words)
+        _run(given)
     except PermutohedralError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        again = shlex.join(["python", "-m", "experiments", *(word for word in words if word != "--resume"), "--resume"])
+        print(f"interrupted; to continue: {again}", file=sys.stderr)
+        return _INTERRUPTED
     return 0
 
 
-def _run(given: argparse.Namespace, words: list[str]) -> None:
+def _run(given: argparse.Namespace) -> None:
+    from experiments.data.sample import SAMPLE
     from experiments.experiment import run_rows, with_seeds
     from experiments.report import write_page
     from experiments.results import parse_config
@@ -82,14 +94,10 @@ def _run(given: argparse.Namespace, words: list[str]) -> None:
                 print(f"{name:30}{row['title']}{remark}")
         return
     output = given.output or Path("out") / (experiment.name + "-smoke" * given.smoke)
-    options = RunOptions(output, given.data, given.device, given.resume, progress=sys.stderr.isatty())
+    data = given.data or (SAMPLE if given.smoke else None)
+    options = RunOptions(output, data, given.device, given.resume, progress=True)
     if not given.report_only:
         configs = experiment.choose_rows(given.row, given.config, given.smoke)
-        if given.first is not None:
-            if given.first not in experiment.actions:
-                known = ", ".join(experiment.actions) or "none"
-                raise InputError(f"--first: {experiment.name} has no action {given.first!r}; it has {known}")
-            configs = experiment.actions[given.first](configs, options, _log)
         if given.split is not None:
             if not all(hasattr(config, "split") for config in configs):
                 raise InputError(f"--split: the rows of {experiment.name} have one split only; leave it out")
@@ -101,11 +109,11 @@ def _run(given: argparse.Namespace, words: list[str]) -> None:
     results = experiment.read_results(output)
     if not results:
         raise InputError(f"output: there are no results of {experiment.name} in {output}; run the experiment first")
-    kept = [word for word in words if word not in ("--resume", "--report-only")]
-    command = shlex.join(["python", "-m", "experiments", *([experiment.name] if experiment.as_table else kept)])
+    is_smoke = any(map(experiment.is_smoke, {result.name: result for result in results}.values()))
     for page in experiment.report(results, options):
-        path = write_page(page, output, command, f"{experiment.name}.yaml" if experiment.as_table else "runs/")
-        print("\n\n".join(map(str, page.tables)))
+        labelled = page.label_smoke() if is_smoke else page
+        path = write_page(labelled, output)
+        print("\n\n".join(map(str, labelled.tables)))
         print(f"wrote {path}", file=sys.stderr)
 
 

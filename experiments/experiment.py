@@ -6,6 +6,7 @@ import fnmatch
 import inspect
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
@@ -13,21 +14,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from experiments.report import Page
-from experiments.results import (
-    Result,
-    describe_environment,
-    parse_config,
-    read_result,
-    read_table,
-    write_json,
-    write_table,
-)
+from experiments.results import FORBID_EXTRA, Result, describe_environment, parse_config, read_table, write_table
 from experiments.training import RunOptions, seed_everything
 from permutohedral.errors import InputError, PermutohedralError
 
-# a frozen dataclass with name, title, seed and training
+# `Row` with the settings of an experiment
 Config = TypeVar("Config", bound=Any)
 
 # metrics, possibly nested by name, and seconds by stage
@@ -36,12 +30,34 @@ Outcome = tuple[dict[str, Any], dict[str, float]]
 Log = Callable[[str], None]
 
 
+@checked_dataclass(frozen=True, config=FORBID_EXTRA)
+class Row:
+    """Settings that the rows of all experiments have. Experiments add theirs.
+
+    Attributes:
+        name: of the row and its files.
+        title: in the table.
+        seed: of everything random.
+    """
+
+    name: str
+    title: str
+    seed: int = field(default=0, kw_only=True)
+
+
+def try_out(build: Callable[[Config], object], config: Config) -> None:
+    """Raise what `build` raises for a row, without changing the random numbers of the caller."""
+    with torch.random.fork_rng(devices=[]):
+        build(config)
+
+
 @dataclass(frozen=True)
 class Experiment(Generic[Config]):
     """An experiment: its rows, how one is run, and how results are reported.
 
     `NAME.yaml` next to the module of `config` lists the rows: `rows` run by default, `more_rows` only by name. `smoke`
-    has the upper limits of `--smoke`, and `quick` the rows that the tests run.
+    has the upper limits of `--smoke`, and `quick` the rows that the tests run. All results are in `NAME.csv`, their
+    settings in `NAME.yaml`.
 
     Attributes:
         name: as in the registry.
@@ -49,10 +65,9 @@ class Experiment(Generic[Config]):
         run: trains and evaluates one row.
         report: makes pages from results of any rows.
         seeds: trainings of each row by default.
-        actions: for `--first`: change the chosen rows before they run.
         group: rows that it maps to one value are run by one call of `run_group`. Default: each row by itself.
         run_group: trains and evaluates such rows.
-        as_table: write all results to `NAME.csv` and `NAME.yaml`; by default one JSON file each.
+        as_table: without effect; all experiments write tables.
     """
 
     name: str
@@ -60,10 +75,9 @@ class Experiment(Generic[Config]):
     run: Callable[[Config, RunOptions], Outcome]
     report: Callable[[Sequence[Result], RunOptions], list[Page]]
     seeds: int = 1
-    actions: Mapping[str, Callable[[list[Config], RunOptions, Log], list[Config]]] = field(default_factory=dict)
     group: Callable[[Config], Hashable] | None = None
     run_group: Callable[[list[Config], RunOptions], list[Outcome]] | None = None
-    as_table: bool = False
+    as_table: bool = True
 
     def read_rows(self) -> dict[str, Any]:
         """Return the content of `NAME.yaml`."""
@@ -96,11 +110,17 @@ class Experiment(Generic[Config]):
             InputError: one cannot be read.
         """
         table = folder / f"{self.name}.csv"
-        if self.as_table:
-            results = read_table(table) if table.exists() else []
-        else:
-            results = [read_result(path) for path in sorted((folder / "runs").glob("*.json"))]
-        return self._sort(results)
+        return self._sort(read_table(table) if table.exists() else [])
+
+    def is_smoke(self, result: Result) -> bool:
+        """Return whether a result has the settings of a row that `--smoke` shortened, and not those of the row."""
+        try:
+            whole, short = (self.choose_rows([result.name], smoke=smoke)[0] for smoke in (False, True))
+        except InputError:
+            return False
+        return not is_result_of(result, replace(whole, seed=result.seed)) and is_result_of(
+            result, replace(short, seed=result.seed)
+        )
 
     def _sort(self, results: Sequence[Result]) -> list[Result]:
         content = self.read_rows()
@@ -110,10 +130,6 @@ class Experiment(Generic[Config]):
 
     def write_results(self, results: Sequence[Result], folder: Path) -> None:
         """Write results among those in `folder`; they replace those of the same row, split and seed."""
-        if not self.as_table:
-            for result in results:
-                write_json(folder / "runs" / f"{result.name}-{result.seed}.json", result)
-            return
         keys = {result.key for result in results}
         others = [other for other in self.read_results(folder) if other.key not in keys]
         write_table(folder / f"{self.name}.csv", self._sort([*others, *results]))
@@ -168,7 +184,7 @@ def run_rows(
     waiting = []
     finished_before = experiment.read_results(options.output) if options.resume else []
     for config in configs:
-        kept = next((result for result in finished_before if _is_result_of(result, config)), None)
+        kept = next((result for result in finished_before if is_result_of(result, config)), None)
         if kept is None:
             waiting.append(config)
         else:
@@ -196,7 +212,8 @@ def run_rows(
         raise PermutohedralError("; ".join(failed))
 
 
-def _is_result_of(result: Result, config: Any) -> bool:
+def is_result_of(result: Result, config: Any) -> bool:
+    """Return whether a result has the settings of a row, its seed included."""
     try:
         # settings added after the result was written had their default then
         is_same_row = (result.name, result.seed) == (config.name, config.seed)
@@ -244,11 +261,21 @@ def _run_in_parallel(
     threads = max(1, (os.cpu_count() or 1) // jobs)
     # a forked process could not use CUDA
     context, quiet = multiprocessing.get_context("spawn"), replace(options, progress=False)
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, context, _start_worker, (threads,)) as pool:
         running = {pool.submit(_run_by_name, experiment.name, unit, quiet): unit for unit in units}
         try:
             for future in as_completed(running):
                 error = future.exception()
                 yield running[future], future.result() if error is None else f"{type(error).__name__}: {error}"
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker(threads: int) -> None:
+    # Ctrl-C reaches all processes of a terminal; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)

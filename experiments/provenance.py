@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,40 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
         return str(environment["machine"])
     name = name_machine(environment["hardware"])
     return name if "gpu" in environment["hardware"] else f"{name}, {environment['threads']} thread(s)"
+
+
+def add_up_time(runs: Iterable[tuple[float, str]]) -> str:
+    """Return the time that runs took on each machine.
+
+    Args:
+        runs: seconds and machine of each.
+
+    >>> add_up_time([(70.0, "AMD EPYC, 2 cores"), (50.0, "AMD EPYC, 2 cores"), (9.4, "NVIDIA H200")])
+    '2 min (AMD EPYC, 2 cores) and 9 s (NVIDIA H200)'
+    """
+    total: dict[str, float] = {}
+    for seconds, machine in runs:
+        total[machine] = total.get(machine, 0.0) + seconds
+    return " and ".join(f"{_format_time(seconds)} ({machine})" for machine, seconds in total.items())
+
+
+def _format_time(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def stored_time(table: Path) -> str:
+    """Return the time and the machines of all results in `NAME.csv`, nothing if there is none.
+
+    A result has a line for each metric, with the seconds of the whole row.
+    """
+    if not table.is_file():
+        return ""
+    with table.open(newline="") as lines:
+        runs = {
+            (line["row"], line["split"], line["seed"]): (float(line["seconds"]), line["machine"])
+            for line in csv.DictReader(lines)
+        }
+    return add_up_time(runs.values())

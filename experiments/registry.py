@@ -17,13 +17,13 @@ REGISTRY = {
     "sampling": ("experiments.mnist.run", "Recognize digits from clustered, incomplete and foveated samples."),
     "rotation": ("experiments.invariance.run", "Recognize rotated digits after training on upright ones."),
     "scale": ("experiments.invariance.run", "Recognize scaled digits after training on one size."),
-    "mri": ("experiments.mri.run", "Reconstruct images from radial and spiral samples of them or their spectra."),
+    "mri": ("experiments.mri.run", "Reconstruct images from radial and spiral samples of their spectrum."),
     "upsampling": ("experiments.upsampling.run", "Upsample depth and color along the edges of an image."),
     "features": ("experiments.upsampling.run", "Upsample the features of a network along the edges of an image."),
     "lidar": ("experiments.lidar.run", "Classify ground, vegetation and buildings in laser scans."),
     "points": ("experiments.points.run", "Classify point clouds on the lattice, on voxels, and with PointNet++."),
     "grabcut": ("experiments.grabcut.run", "Cut objects out of photographs with dense CRFs."),
-    "fields": ("experiments.fields.run", "Learn images, surfaces and light fields behind encodings of positions."),
+    "fields": ("experiments.fields.run", "Learn surfaces and waves behind encodings of positions."),
 }
 
 

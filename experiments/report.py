@@ -1,19 +1,20 @@
-"""Reports of all experiments: tables of columns, pages in Markdown, figures."""
+"""Reports of all experiments: tables of columns, and pages in Markdown."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.markdown import markdown_table
-from experiments.provenance import describe_machine, short_commit
+from experiments.provenance import add_up_time, describe_machine, short_commit
 from experiments.results import Result, write_bytes
-from permutohedral.apps.io.figure import new_figure, save_figure
 
-__all__ = ["Column", "Lines", "Page", "Table", "by_row", "mean_of", "new_figure", "write_page"]
+__all__ = ["Column", "Lines", "Page", "Table", "by_row", "mean_of", "write_page"]
+
+_SMOKE = "**Smoke run**: shortened rows. These are no results."
 
 
 @dataclass(frozen=True)
@@ -120,30 +121,32 @@ class Page:
         text: what was measured.
         tables: of the results.
         notes: further paragraphs.
-        figures: by file name, with a caption.
-        name: of the file, without its ending.
+        name: of the experiment.
     """
 
     title: str
     text: str
     tables: Sequence[Table | Lines]
     notes: Sequence[str] = ()
-    figures: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    name: str = "report"
+    name: str = ""
+
+    def label_smoke(self) -> Page:
+        """Return the page with title and captions that say that rows were shortened."""
+        tables = [replace(table, caption=f"{_SMOKE} {table.caption}".strip()) for table in self.tables]
+        return replace(self, title=f"{self.title} (smoke run)", tables=tables)
 
 
-def write_page(page: Page, folder: Path, command: str, settings: str = "runs/") -> Path:
-    """Write a page and its figures into `folder`, with the command that reproduces it and the place of its settings."""
-    for name, (_, figure) in page.figures.items():
-        save_figure(figure, folder / name)
-    results = [result for table in page.tables for result in table.results]
+def write_page(page: Page, folder: Path) -> Path:
+    """Write `NAME.md` into `folder`, with the command that reproduces it, times, machines and commits."""
+    results = list({result.key: result for table in page.tables for result in table.results}.values())
+    times = add_up_time((sum(run.seconds.values()), describe_machine(run.environment)) for run in results)
     paragraphs = [
         f"# {page.title}",
         page.text,
         *map(str, page.tables),
         *page.notes,
-        *(f"![{caption}]({name})" for name, (caption, _) in page.figures.items()),
-        f"Made with `{command}`. The settings of every row are in `{settings}`.",
+        f"Made with `python -m experiments {page.name}` in {times}. The settings of every row are in "
+        f"`{page.name}.yaml`.",
         provenance_table(results),
     ]
     path = folder / f"{page.name}.md"

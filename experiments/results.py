@@ -1,4 +1,4 @@
-"""Results of rows, the weights next to them, and configurations: reading and writing."""
+"""Results of rows as CSV and YAML, the weights next to them, and configurations: reading and writing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,11 +29,9 @@ __all__ = [
     "FORBID_EXTRA",
     "Result",
     "parse_config",
-    "read_result",
     "read_table",
     "replacing",
     "write_bytes",
-    "write_json",
     "write_table",
 ]
 
@@ -118,25 +116,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "backend": ph.backends.explain(torch.empty(0, device=device)).name,
         "versions": versions,
     }
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write plain data or a `Result` atomically."""
-    plain = asdict(content) if isinstance(content, Result) else content
-    write_bytes(path, (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode())
-
-
-def read_result(path: Path) -> Result:
-    """Read a result.
-
-    Raises:
-        InputError: the file cannot be read or is not a result.
-    """
-    try:
-        content = json.loads(path.read_text())
-        return Result(**{entry.name: content[entry.name] for entry in fields(Result)})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a result of this version: {error!r}; run the row again") from error
 
 
 def hash_settings(config: Mapping[str, Any]) -> str:

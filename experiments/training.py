@@ -11,7 +11,7 @@ import random
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -85,7 +85,7 @@ class RunOptions:
         data: folder of the data sets. Default: `PERMUTOHEDRAL_DATA`, or download.
         device_name: "auto", "cpu" or "cuda".
         resume: continue from checkpoints and keep finished rows.
-        progress: show progress bars on stderr.
+        progress: report progress on stderr: a bar in a terminal, else a line for every 10 %.
     """
 
     output: Path
@@ -107,13 +107,25 @@ class RunOptions:
         return torch.device("cuda" if use_gpu else "cpu")
 
     def track(self, items: Sequence[Item], description: str) -> Iterable[Item]:
-        """Iterate over `items` with a progress bar on stderr."""
+        """Iterate over `items` and report progress."""
         if not self.progress:
             return items
+        if not sys.stderr.isatty():
+            return _log_tenths(items, description)
         from rich.console import Console
         from rich.progress import track
 
         return track(items, description, console=Console(file=sys.stderr), transient=True)
+
+
+def _log_tenths(items: Sequence[Item], description: str) -> Iterator[Item]:
+    started = time.perf_counter()
+    for number, item in enumerate(items):
+        yield item
+        tenth = 10 * (number + 1) // len(items)
+        if tenth > 10 * number // len(items):
+            spent = time.perf_counter() - started
+            print(f"{description}: {10 * tenth} %, {spent:.0f} s", file=sys.stderr, flush=True)
 
 
 def seed_everything(seed: int) -> None:

@@ -86,6 +86,17 @@ PairwiseKernel<T> read(const PairwiseArrays<T>& arrays, PairwiseKernel<T>*) {
             T(factor), both_ways};
 }
 
+// (axis neighbors, scale, mass, strength, diagonal, data, points, weights, coarse, fine)
+template <class T>
+using SmoothArrays =
+    std::tuple<NeighborTable, Matrix<const T>, View<const T, 1>, View<const T, 1>, Matrix<const T>, Matrix<const T>,
+               Simplices<T>, Matrix<const T>, std::vector<int64_t>, std::vector<int64_t>>;
+
+template <class T>
+SmoothEquations<T> read(const SmoothArrays<T>& arrays, SmoothEquations<T>*) {
+    return std::apply([](const auto&... each) { return SmoothEquations<T>{each...}; }, arrays);
+}
+
 }  // namespace permutohedral
 
 namespace nanobind::detail {
@@ -121,5 +132,8 @@ struct type_caster<permutohedral::Simplices<T>>
 template <class T>
 struct type_caster<permutohedral::PairwiseKernel<T>>
     : read_caster<permutohedral::PairwiseKernel<T>, permutohedral::PairwiseArrays<T>> {};
+template <class T>
+struct type_caster<permutohedral::SmoothEquations<T>>
+    : read_caster<permutohedral::SmoothEquations<T>, permutohedral::SmoothArrays<T>> {};
 
 }  // namespace nanobind::detail

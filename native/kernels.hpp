@@ -82,6 +82,20 @@ struct FieldGradients {
     std::vector<T*> kernels;  // for each kernel that of its costs, or, where it has none, of its factor
 };
 
+// The equations of the bilateral solver on a lattice: A y = strength (mass y - scale B scale y) + D y for each channel, with
+// B the sum of `sum_axis_neighbors`. D is the diagonal of `data`, or the adjoint of the means of interpolated values
+// over cells, times `weights`, times these means.
+template <class T>
+struct SmoothEquations {
+    NeighborTable axis_neighbors;
+    Matrix<const T> scale;  // [lattice points, 1 or channels]
+    View<const T, 1> mass, strength;
+    Matrix<const T> diagonal, data;  // [lattice points, channels]; no data with cells
+    Simplices<T> points;
+    Matrix<const T> weights;            // [cells, channels]
+    std::vector<int64_t> coarse, fine;  // extents of the cells and of the points; empty without cells
+};
+
 // K(name, result, (parameters)): the functions template <class T> name, documented where they are defined. Those whose
 // parameters are all arrays, numbers and vectors of numbers are bound as they are, with the GIL released.
 //
@@ -131,6 +145,10 @@ struct FieldGradients {
       (Matrix<const T> positions, Matrix<const T> directions, View<const T, 3> table, Matrix<const T> gradient,       \
        View<const T, 3> transforms, Matrix<const int32_t> strides, Matrix<T> to_positions, View<T, 3> to_table,       \
        int threads))                                                                                                  \
+    K(sum_axis_neighbors, void, (Matrix<const T> rows, NeighborTable axis_neighbors, Matrix<T> out, int threads))     \
+    K(solve_smooth, void,                                                                                             \
+      (const SmoothEquations<T>& equations, Matrix<const T> right, Matrix<T> solution, int64_t iterations,            \
+       double tolerance, int threads))                                                                                \
     K(picture_features, void,                                                                                         \
       (View<const T, 1> images, bool channels_last, const std::vector<int64_t>& space,                                \
        const std::vector<int64_t>& origin, const std::vector<T>& sigma_space, const std::vector<T>& sigma_color,      \

@@ -13,6 +13,7 @@
 #include "filter/splat.hpp"
 #include "filter/weight_gradient.hpp"
 #include "filter/window_sums.hpp"
+#include "guided/conjugate_gradients.hpp"
 #include "index/coarsen_simplices.hpp"
 
 namespace permutohedral {

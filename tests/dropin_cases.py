@@ -1,7 +1,7 @@
 """Seeded calls that other libraries and the drop-ins both answer. Imports nothing of the package.
 
-`tools/record_drop_ins.py` ran them with the originals and wrote the tables in `dropins/`. `pydensecrf_cases.py` has
-smaller fields, with all kinds of kernels.
+They were run once with the originals, which wrote the tables in `dropins/`; the script, tools/record_drop_ins.py, is in
+the history. `pydensecrf_cases.py` has smaller fields, with all kinds of kernels.
 """
 
 from __future__ import annotations

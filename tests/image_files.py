@@ -16,8 +16,9 @@ from permutohedral.apps.cli.application import application
 
 
 def invoke(command: str, *arguments: object, stdin: bytes | None = None) -> Any:
-    """Run `permutohedral image COMMAND ...`."""
-    return CliRunner().invoke(application, ["image", command, *map(str, arguments)], input=stdin)
+    """Run `permutohedral image COMMAND ...`, or `permutohedral map COMMAND ...`."""
+    group = "map" if command in ("upsample", "solve", "fill") else "image"
+    return CliRunner().invoke(application, [group, command, *map(str, arguments)], input=stdin)
 
 
 def assert_one_line_error(result: Any, *words: str) -> None:

@@ -187,10 +187,6 @@ def mean_field_on_pixels(energies: Tensor, guide: Tensor) -> Tensor:
     )
 
 
-def upsample_two_frames(coarse: Tensor, guide: Tensor) -> tuple[Tensor, ...]:
-    return tuple(ph.guided.upsample_frames(2 * [(coarse, guide)], sigma_time=0.7))
-
-
 def layer(call: Callable[[], nn.Module], inputs: Callable[[], Inputs], **options: Any) -> Case:
     """Return a case whose call passes all inputs to a layer."""
     return Case(lambda layer, **given: layer(**given), inputs, call, **options)
@@ -374,7 +370,6 @@ GUIDED: dict[str, Case] = {
         empty=False,
         arrays=True,
     ),
-    "guided.upsample_frames": Case(upsample_two_frames, on_maps(), batch=False, empty=False, arrays=True),
     "bilateral_solver": Case(
         ph.bilateral_solver,
         on_targets(sample_weight=sample_weight(5, 6), smoothness=parameter(wide=True)),

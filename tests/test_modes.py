@@ -74,11 +74,12 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "forecast_memory": lambda: ph.lattice.forecast_memory(100, 3).total,
     "statistics": lambda: ph.build_lattice(draw(20, 2)).statistics().missing_tap_share,
     "capture_step": capture,
-    "PointSegmenter": lambda: ph.apps.PointSegmenter.from_pretrained().to(DEVICE)(
-        draw(20, 0), 9 * draw(20, 3), torch.zeros(20, dtype=torch.int64, device=DEVICE)
+    "PointSegmenter": lambda: (
+        ph.apps.PointSegmenter(0, 3)
+        .eval()
+        .to(DEVICE)(draw(20, 0), 9 * draw(20, 3), torch.zeros(20, dtype=torch.int64, device=DEVICE))
     ),
-    "Denoiser of little noise": lambda: ph.apps.Denoiser("pcnn_cnn", device=DEVICE.type)(draw(1, 16, 16), 0.1),
-    "Denoiser": lambda: ph.apps.Denoiser(device=DEVICE.type)(draw(3, 16, 16), 0.1),
+    "Denoiser": lambda: ph.apps.Denoiser.from_pretrained().to(DEVICE)(draw(3, 16, 16), 0.1),
 }
 
 

@@ -1,9 +1,12 @@
-"""Fill the tables of README.md and docs/ from results/: `make tables`.
+"""Fill the tables of README.md and docs/ from results/: `PYTHONPATH=. python tools/tables.py`.
 
-A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is an entry of `BENCHMARKS`, or
-`run-time-DEVICE` for the table of `results/run-time-DEVICE.json`, or `results/PATH.md#Heading` for the first table
-below that heading of a report. `#Heading: A; B` shows the rows A and B only. For `results/NAME.csv#Heading` the table
-is made from the results of an experiment; its rows A and B are names of rows.
+A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is
+
+- `results/NAME.csv#Heading`, made from the results of an experiment; `#time` says how long all rows took,
+- `results/benchmark-NAME.json#TABLE`, the workloads of a table of `python -m benchmarks`,
+- `run-time-DEVICE`, from `results/run-time-DEVICE.json`.
+
+`#Heading: A; B` shows the rows A and B only, by name.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import readme
 
 from benchmarks import run_time
 from experiments.markdown import markdown_table
+from experiments.provenance import stored_time
 from experiments.registry import load_experiment
 from experiments.training import RunOptions
 
@@ -25,34 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 _REGION = re.compile(r"(<!-- table: (?P<name>.+?) -->\n)(?P<body>.*?)(<!-- end of table -->)", flags=re.DOTALL)
 
-MEAN_FIELDS = (
-    "crf-375x500-21-5",
-    "crf-1024x1024-21-10",
-    "crf-training-375x500-21-5",
-)
-# the report, and the workloads of the table: whole names, or their beginnings before a hyphen
-BENCHMARKS = {
-    "readme": ("benchmark-cpu.json", ("W1", "W4", "W7-forward")),
-    "cpu": ("benchmark-cpu.json", ("W1", "W1b", "W2", "W3", "W4", "memory")),
-    "cpu-layers": ("benchmark-cpu.json", ("W7", "layer", "step-unet")),
-    "cpu-crf": ("benchmark-cpu.json", MEAN_FIELDS),
-    "cpu-upsampling": ("benchmark-cpu.json", ("upsample-solver",)),
-    "gpu": ("benchmark-h200.json", ("G1", "G1L", "H1", "G3", "photographs", "first-call")),
-    "gpu-layers": (
-        "benchmark-h200.json",
-        ("C-training-fp32", "C-forward-bf16", "C-training-bf16", "C-built-bf16", "captured-layer", "captured-unet"),
-    ),
-    "gpu-convolution": ("benchmark-h200.json", ("G2-32-TF32",)),
-    "gpu-crf": ("benchmark-h200.json", (*MEAN_FIELDS, "crf-batch", "energy-loss")),
-    "gpu-upsampling": ("benchmark-h200.json", ("upsample-gaussian",)),
-    "gpu-encoding": ("benchmark-h200.json", ("E3", "E3b", "E6", "E6b")),
-}
+# README.md shows rows of several tables
+README = "results/benchmark-cpu.json#: photo-1024; sphere-1m; learned-forward"
 
 
 def fill(text: str) -> str:
     """Fill every region of a page.
 
-    >>> "not been measured" in fill("<!-- table: results/nothing.md#Nothing -->\\n<!-- end of table -->")
+    >>> "not been measured" in fill("<!-- table: results/points.csv#Nothing -->\\n<!-- end of table -->")
     True
     """
     return _REGION.sub(lambda match: f"{match[1]}{_keep_together(render(match['name']))}\n{match[4]}", text)
@@ -66,18 +50,27 @@ def _keep_together(table: str) -> str:
 def render(name: str) -> str:
     """Return the table of a region in Markdown."""
     try:
-        if name in BENCHMARKS:
-            return benchmark_table(*BENCHMARKS[name])
+        name = README if name == "readme" else name
         if name.startswith("run-time-"):
             return run_time_table(json.loads((RESULTS / f"{name}.json").read_text()))
         path, _, rest = name.partition("#")
-        heading, _, titles = rest.partition(": ")
-        rows = titles.split("; ") if titles else None
-        if path.endswith(".csv"):
-            return experiment_table(ROOT / path, heading, rows)
-        return report_table((ROOT / path).read_text(), heading, rows)
+        heading, _, names = rest.partition(": ")
+        rows = names.split("; ") if names else None
+        if path.endswith(".json"):
+            return benchmark_table(ROOT / path, heading, rows)
+        if heading == "time":
+            return time_line(ROOT / path)
+        return experiment_table(ROOT / path, heading, rows)
     except FileNotFoundError:
         return "*This has not been measured yet.*"
+
+
+def time_line(path: Path) -> str:
+    """Return how long the rows of an experiment took, and where."""
+    times = stored_time(path)
+    if not times:
+        raise FileNotFoundError(path)
+    return f"All rows took {times}."
 
 
 def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
@@ -91,37 +84,19 @@ def experiment_table(path: Path, heading: str, rows: list[str] | None) -> str:
     return tables[0].markdown(rows)
 
 
-def report_table(text: str, heading: str, titles: list[str] | None = None) -> str:
-    """Return the first Markdown table below a heading, all rows or those with these titles.
-
-    >>> report_table("# A\\n| x |\\n| --- |\\n\\n# B\\n| y |\\n| --- |\\n", "B")
-    '| y |\\n| --- |'
-    """
-    lines = text.splitlines()
-    if heading:
-        start = next(number for number, line in enumerate(lines) if line.lstrip("# ") == heading)
-        lines = lines[start + 1 :]
-    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    last = next((number for number in range(first, len(lines)) if not lines[number].startswith("|")), len(lines))
-    rows = [line for line in lines[first + 2 : last] if titles is None or line.split(" | ")[0].lstrip("| ") in titles]
-    return "\n".join([*lines[first : first + 2], *rows])
-
-
-def benchmark_table(file: str, names: tuple[str, ...]) -> str:
-    """Return rows of a benchmark report: ours, then the peers."""
-    results = json.loads((RESULTS / file).read_text())["results"]
-    chosen: dict[str, dict[int, Any]] = {}
-    for result in results:
-        workload = result["workload"]
-        is_wanted = workload in names or workload.startswith(tuple(f"{name}-" for name in names))
+def benchmark_table(path: Path, table: str, names: list[str] | None = None) -> str:
+    """Return the rows of a table of a benchmark report, or those with these names: ours, then the others."""
+    runs: dict[str, dict[int, Any]] = {}
+    for result in json.loads(path.read_text())["results"]:
+        is_wanted = result["workload"] in names if names else result["table"] == table
         if is_wanted and "failed" not in result:
-            chosen.setdefault(workload, {})[result["threads"]] = result
-    if not chosen:
-        raise FileNotFoundError(file)
-    on_gpu = any(result["device"] == "cuda" for result in results)
-    rows = [_benchmark_row(runs, on_gpu) for runs in chosen.values()]
+            runs.setdefault(result["workload"], {})[result["threads"]] = result
+    if not runs:
+        raise FileNotFoundError(path)
+    on_gpu = any(result["device"] == "cuda" for each in runs.values() for result in each.values())
+    rows = [_benchmark_row(each, on_gpu) for each in runs.values()]
     times = ["ours", "kernels"] if on_gpu else ["ours, 1 thread", "2 threads"]
-    headers = ["", *times, "error", "others in the same run", "fastest recorded elsewhere, scaled"]
+    headers = ["", *times, "error", "other libraries", "for comparison"]
     filled = [column for column in range(len(headers)) if any(row[column] for row in rows)]
     return markdown_table([headers[column] for column in filled], [[row[column] for column in filled] for row in rows])
 
@@ -142,7 +117,7 @@ def run_time_table(report: dict[str, Any]) -> str:
 
 def _medians(report: dict[str, Any], workload: str) -> dict[str, float]:
     result = next(each for each in report["results"] if each["workload"] == workload)
-    return {row["name"]: row["median"] for row in (result["ours"], *result["peers"])}
+    return {row["name"]: row["median"] for row in (result["ours"], *result["others"])}
 
 
 def _ratio(value: float) -> str:
@@ -153,17 +128,20 @@ def _benchmark_row(runs: dict[int, Any], on_gpu: bool) -> list[str]:
     first, last = runs[min(runs)], runs[max(runs)]
     unit, ours = first["unit"], last["ours"]
     if on_gpu:
-        times = [_figure(ours["median"], unit), _figure(ours["kernels"], unit) if "kernels" in ours else ""]
+        times = [_with_quartiles(ours, unit), _figure(ours["kernels"], unit) if "kernels" in ours else ""]
     else:
-        times = [_figure(runs[count]["ours"]["median"], unit) if count in runs else "" for count in (1, 2)]
-    others = [
-        f"{peer['name']} {_figure(peer['median'], unit)}" + (f" (error {peer['error']:.2g})" if peer["error"] else "")
-        for peer in last["peers"]
-    ]
-    best = min(last["recorded"], key=lambda entry: float(entry["scaled"]), default=None)
-    recorded = "" if best is None else f"{best['name']} {_figure(best['scaled'], unit)}"
+        times = [_with_quartiles(runs[count]["ours"], unit) if count in runs else "" for count in (1, 2)]
+    others: dict[bool, list[str]] = {True: [], False: []}
+    for other in last["others"]:
+        error = f" (error {other['error']:.2g})" if other["error"] else ""
+        others[other["is_peer"]].append(f"{other['name']} {_figure(other['median'], unit)}{error}")
     error = "" if ours["error"] is None else f"{ours['error']:.2g}"
-    return [first["summary"], *times, error, "; ".join(others), recorded]
+    return [first["summary"], *times, error, "; ".join(others[True]), "; ".join(others[False])]
+
+
+def _with_quartiles(figures: dict[str, Any], unit: str) -> str:
+    low, high = (_figure(value, "").strip() for value in figures["quartiles"])
+    return f"{_figure(figures['median'], unit)} ({low} to {high})"
 
 
 def _figure(value: float, unit: str) -> str:

@@ -88,12 +88,14 @@ network.save(model)
 # The output is a copy of the file with other classes. Measure accuracy on files that were not used for training.
 
 output = folder / "classified.npz"
-counts = apps.segment_cloud(south, output, model=model, image=folder / "classes.png", device="cpu")
+[result] = apps.segment_cloud(
+    south, output, model=model, image=folder / "classes.png", device="cpu"
+)
 truth, found = read_cloud(south).labels, read_cloud(output).labels
 assert truth is not None
 assert found is not None
 right = float((truth == found).float().mean())
-print(counts, f"{100 * right:.1f} % of the test points are right")
+print(result.classes, f"{100 * right:.1f} % of the test points are right")
 assert right > 0.8
 
 # %%

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.data.download import find_files
+from experiments.data.sample import cut_photograph, is_sample
 from permutohedral.errors import DataError, InputError
 
 Split = Literal["train", "val", "test"]
@@ -74,11 +75,11 @@ def load_images(split: Split, folder: str | Path | None = None, limit: int | Non
     Raises:
         DataError: an image is missing or damaged.
     """
-    paths = _find_paths(spread(image_names(split), limit), folder)
+    pictures = _read(spread(image_names(split), limit), folder)
     # float64 sums, as in the published figures
     return [
-        GrayImage(name, torch.from_numpy(read_pixels(path).mean(axis=2, dtype=np.float64) / 255).float())
-        for name, path in paths.items()
+        GrayImage(name, torch.from_numpy(pixels.mean(axis=2, dtype=np.float64) / 255).float())
+        for name, pixels in pictures.items()
     ]
 
 
@@ -87,13 +88,16 @@ def load_colors(split: Split, folder: str | Path | None = None, limit: int | Non
 
     `limit` images are evenly spread over the names in alphabetical order, as in published comparisons.
     """
-    paths = _find_paths(spread(sorted(image_names(split)), limit), folder)
-    return {name: torch.from_numpy(read_pixels(path)).permute(2, 0, 1).float() / 255 for name, path in paths.items()}
+    pictures = _read(spread(sorted(image_names(split)), limit), folder)
+    return {name: torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 for name, pixels in pictures.items()}
 
 
-def _find_paths(names: Sequence[str], folder: str | Path | None) -> dict[str, Path]:
+def _read(names: Sequence[str], folder: str | Path | None) -> dict[str, NDArray[np.uint8]]:
+    if is_sample(folder):
+        return {name: cut_photograph(name) for name in names}
     registry = {f"{name}.jpg": _manifest()[f"{name}.jpg"] for name in names}
-    return dict(zip(names, find_files("bsds500", registry, [_MIRROR], folder), strict=True))
+    paths = find_files("bsds500", registry, [_MIRROR], folder)
+    return {name: read_pixels(path) for name, path in zip(names, paths, strict=True)}
 
 
 def spread(names: Sequence[str], limit: int | None) -> list[str]:

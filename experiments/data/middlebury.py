@@ -15,6 +15,7 @@ from torch import Tensor
 
 from experiments.data.bsds500 import read_pixels
 from experiments.data.download import find_folder
+from experiments.data.sample import draw_scene, is_sample
 from permutohedral.errors import DataError
 
 _LAYOUT = "color/NAME.png and disparity/NAME.png (gray, 8 bits, without holes)"
@@ -45,6 +46,8 @@ def load_scene(name: str, folder: str | Path | None = None) -> Scene:
     Raises:
         DataError: a file is missing or the sizes differ.
     """
+    if is_sample(folder):
+        return Scene(name, *draw_scene(name))
     root = find_folder("middlebury", folder, _LAYOUT)
     color = torch.from_numpy(read_pixels(root / "color" / f"{name}.png")).float()
     disparity = torch.from_numpy(read_pixels(root / "disparity" / f"{name}.png", "L")).float()

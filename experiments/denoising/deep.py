@@ -17,8 +17,7 @@ from experiments.experiment import Experiment
 from experiments.report import WEIGHTS, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
-from permutohedral.apps.models.deep_denoising import DeepDenoiser
-from permutohedral.apps.models.pretrained import build_denoiser
+from permutohedral.apps.models.network import DeepDenoiser
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
@@ -59,10 +58,10 @@ class DeepConfig:
             build_model(self)
 
 
-def build_model(config: DeepConfig) -> nn.Module:
+def build_model(config: DeepConfig) -> DeepDenoiser:
     """Build the network of a row, with weights drawn from its seed."""
     torch.manual_seed(config.seed)
-    return build_denoiser("deep", config.options)
+    return DeepDenoiser(**config.options)
 
 
 class EightViews(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from experiments.data.bsds500 import GrayImage, add_noise
-from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from experiments.denoising.models import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 
 LinearDenoiser = SpatialDenoiser | PermutohedralDenoiser | CombinedDenoiser
 

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from experiments.denoising.images import Split, evaluate, read_images
+from experiments.denoising.models import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from experiments.denoising.quadratic import (
     LinearDenoiser,
     QuadraticErrors,
@@ -25,7 +26,6 @@ from experiments.experiment import Experiment
 from experiments.report import WEIGHTS, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, StepBatches, TrainingSettings, checkpoint_folder, count_weights, fit
-from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import Normalization
 from permutohedral.nn import PermutohedralConv

@@ -111,7 +111,6 @@ class Field(nn.Module):
         smooth: for signed distances, with softplus in place of ReLU. It starts as the distance of a sphere.
     """
 
-    curve: Tensor
     window: Tensor | None
 
     def __init__(self, encoding: nn.Module, d: int, channels: int, hidden: int, smooth: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import permutohedral as ph
-from permutohedral.apps.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, energies_of
+from permutohedral.apps.jobs.cutout import CutoutSettings, Trimap, color_energies, cut_out, energies_of
 
 # image, trimap, truth, and the pixels that count
 Example = tuple[Tensor, Trimap, Tensor, Tensor]

@@ -21,12 +21,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from experiments.data.grabcut import Photograph, TrimapKind, load_photographs
-from experiments.experiment import Experiment
+from experiments.experiment import Experiment, Row
 from experiments.grabcut.learned import LearnedCutout, make_loss
 from experiments.report import TITLE, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, fit
-from permutohedral.apps.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, first_foreground
+from permutohedral.apps.jobs.cutout import CutoutSettings, Trimap, color_energies, cut_out, first_foreground
 from permutohedral.errors import InputError
 
 Method = Literal["mixtures", "opencv", "fixed", "learned"]
@@ -37,12 +37,10 @@ _OPENCV_ITERATIONS = 5
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
-class GrabcutConfig:
+class GrabcutConfig(Row):
     """One row of the table.
 
     Attributes:
-        name: of the row and its files.
-        title: in the table.
         method: "mixtures" (colors alone), "opencv", or the field with "fixed" settings of the grid or "learned" ones.
         trimap: "lasso" or "rect".
         settings: of the field, replaced by those of the grid.
@@ -51,11 +49,8 @@ class GrabcutConfig:
         training: for the method "learned"; each step has a part of one photograph.
         crop: extent of that part in pixels.
         photographs: number of photographs. Default: all 50.
-        seed: of the training.
     """
 
-    name: str
-    title: str
     method: Method
     trimap: TrimapKind
     settings: CutoutSettings = field(default_factory=CutoutSettings)
@@ -64,7 +59,6 @@ class GrabcutConfig:
     training: TrainingSettings | None = None
     crop: int = 160
     photographs: int | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if (self.method in ("fixed", "learned")) != bool(self.grid):
@@ -98,20 +92,22 @@ def run(config: GrabcutConfig, options: RunOptions) -> tuple[dict[str, Any], dic
         raise InputError(f"photographs must be at least 2 for two halves, got {len(found)}")
     halves = [found[::2], found[1::2]]
     started = time.perf_counter()
-    chosen: list[dict[str, Any]] = []
+    chosen: dict[str, dict[str, Any]] = {}
     scores: dict[str, dict[str, float]] = {}
     for own, other in ((0, 1), (1, 0)):
         cutout, parameters = prepare(config, halves[other], options, f"-{own}")
-        chosen.append(parameters)
+        if parameters:
+            chosen[f"half {own + 1}"] = parameters
         scores.update({photo.name: evaluate(photo, cutout, options.device) for photo in halves[own]})
-    metrics = {
+    metrics: dict[str, Any] = {
         "mean": {
             name: statistics.mean(score[name] for score in scores.values()) for name in next(iter(scores.values()))
         },
         "median_seconds": statistics.median(score["seconds"] for score in scores.values()),
-        "chosen": chosen,
-        "photographs": {name: {key: round(value, 6) for key, value in score.items()} for name, score in scores.items()},
+        "photographs": len(scores),
     }
+    if chosen:
+        metrics["chosen"] = chosen
     return metrics, {"all": time.perf_counter() - started}
 
 
@@ -209,8 +205,9 @@ def opencv_grabcut(photo: Tensor, trimap: Trimap) -> Tensor:
 
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     """Report wrong pixels and time."""
+    number = max(result.metrics["photographs"] for result in results)
     text = (
-        f"Means over {len(results[0].metrics['photographs'])} photographs of the GrabCut database: the share of wrong "
+        f"Means over {number} photographs of the GrabCut database: the share of wrong "
         "pixels among all that count (not those in which foreground and background mix), and among those that the "
         "trimap leaves unknown; intersection over union; the median of the seconds of processor time for a photograph, "
         "colors and lattices included. Settings are chosen, and parameters trained, on the other half."
@@ -222,7 +219,7 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         Column("IoU, %", "metrics/mean/intersection_over_union", "{:.1f}", factor=100),
         Column("seconds", "metrics/median_seconds"),
     ]
-    return [Page("Objects cut out of photographs", text, [Table(columns, results)])]
+    return [Page("Objects cut out of photographs", text, [Table(columns, results)], name="grabcut")]
 
 
 EXPERIMENTS = {"grabcut": Experiment("grabcut", GrabcutConfig, run, report)}

@@ -5,14 +5,13 @@ Trained on the west half of one place and on two others, tested on the east half
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any, cast
 
 import torch
@@ -20,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from experiments.data.lidar import CLASSES, PlaceName, halve, load_scan
-from experiments.experiment import Experiment, Log
+from experiments.experiment import Experiment, Row, try_out
 from experiments.lidar.networks import SegmentationModel, build_network
 from experiments.lidar.scenes import (
     UNKNOWN,
@@ -34,7 +33,7 @@ from experiments.lidar.scenes import (
 )
 from experiments.markdown import markdown_table
 from experiments.report import WEIGHTS, Column, Page, Table, by_row
-from experiments.results import FORBID_EXTRA, Result, describe_environment, weights_path, write_json, write_weights
+from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.apps.jobs.cloud_tiles import classify_points
 from permutohedral.errors import InputError
@@ -55,19 +54,12 @@ PAIRS = (
     ("unet_short", "flat_short_small"),
 )
 
-# untimed steps, and timed ones
-_WARM_UP, _TIMED = 10, 30
-# crops that are not thinned out, except to their number of points
-_DENSE = Cropping(35.0, 40.0, sparsest=60.0, densest=60.0)
-
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
-class LidarConfig:
+class LidarConfig(Row):
     """One row of the table.
 
     Attributes:
-        name: of the row and its files.
-        title: in the table.
         model: "unet", "flat", "pointwise" or "pointnet".
         training: how to train; the batch size counts crops.
         options: arguments of the model.
@@ -75,11 +67,8 @@ class LidarConfig:
         cropping: how crops are cut out and varied.
         above: origin of the heights that a network gets; with "nothing" it gets the positions alone.
         test_points: number of random points of each test scene. Default: all.
-        seed: of weights and batches.
     """
 
-    name: str
-    title: str
     model: SegmentationModel
     training: TrainingSettings
     options: dict[str, Any] = field(default_factory=dict)
@@ -87,15 +76,12 @@ class LidarConfig:
     cropping: Cropping = field(default_factory=Cropping)
     above: Above = "ground"
     test_points: int | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
         unknown = [place for place in self.places if place not in PLACES]
         if unknown or not self.places:
             raise InputError(f"places must be among {', '.join(PLACES)}, got {list(self.places)}")
-        # checks the options without changing the random numbers of the caller
-        with torch.random.fork_rng(devices=[]):
-            build_model(self)
+        try_out(build_model, self)
 
 
 def build_model(config: LidarConfig) -> nn.Module:
@@ -166,7 +152,7 @@ def merge(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def evaluate(network: nn.Module, scene: Scene, device: torch.device) -> dict[str, Any]:
-    """Return accuracy, intersection over union of each class, its mean, and the confusion matrix.
+    """Return accuracy, intersection over union of each class, and its mean.
 
     Points whose class is unknown are seen but not counted.
     """
@@ -182,48 +168,7 @@ def evaluate(network: nn.Module, scene: Scene, device: torch.device) -> dict[str
         "accuracy": float(right.sum() / confusion.sum().clamp_min(1)),
         "miou": sum(shares) / len(shares),
         "iou": dict(zip(CLASSES, shares, strict=True)),
-        "confusion": confusion.tolist(),
     }
-
-
-def time_steps(configs: list[LidarConfig], options: RunOptions, log: Log) -> list[LidarConfig]:
-    """Time a training step of each network, write `steps.json`, and return the same rows."""
-    rows: dict[str, dict[str, float]] = {}
-    # seeds and heights do not change the time
-    networks = [(config.model, config.options) for config in configs]
-    for config in (config for number, config in enumerate(configs) if networks[number] not in networks[:number]):
-        dense = replace(config, places=(HALVED,), cropping=replace(_DENSE, points=config.cropping.points))
-        times, points = _time_step(config, options)
-        dense_times, dense_points = _time_step(dense, options)
-        rows[config.name] = {"milliseconds": times, "points": points}
-        rows[config.name] |= {"dense_milliseconds": dense_times, "dense_points": dense_points}
-        log(f"{config.title}: {times:.1f} ms a step")
-    write_json(options.output / "steps.json", {"rows": rows, "environment": describe_environment(options.device)})
-    return configs
-
-
-def _time_step(config: LidarConfig, options: RunOptions) -> tuple[float, float]:
-    """Return the median milliseconds of a training step without the drawing of crops, and its points."""
-    network, batches = build_model(config).to(options.device), make_batches(config, options)
-    optimizer = torch.optim.AdamW(network.parameters(), fused=options.device.type == "cuda")
-    times, points = [], []
-    for number in range(_WARM_UP + _TIMED):
-        batch = batches(number)
-        _synchronize(options.device)
-        started = time.perf_counter()
-        optimizer.zero_grad()
-        with torch.autograd.set_multithreading_enabled(False):
-            crop_loss(network, *batch).backward()
-        optimizer.step()
-        _synchronize(options.device)
-        times.append(1000 * (time.perf_counter() - started))
-        points.append(len(batch[1]))
-    return median(times[_WARM_UP:]), median(points[_WARM_UP:])
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
@@ -245,13 +190,7 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         "Points of overlapping flights, water, bridges and noise, and unclassified points, are seen but not counted."
     )
     notes = [f"Networks with levels compared with networks on one level, trained alike:\n\n{gaps_table(results)}"]
-    times = options.output / "steps.json"
-    if times.is_file():
-        notes.append(
-            f"A training step without the drawing of the crops: the median of {_TIMED}. Dense steps have crops of "
-            f"{HALVED} that are not thinned out.\n\n{times_table(json.loads(times.read_text())['rows'])}"
-        )
-    return [Page("Laser scans: ground, vegetation and buildings", text, [Table(columns, results)], notes)]
+    return [Page("Laser scans: ground, vegetation and buildings", text, [Table(columns, results)], notes, "lidar")]
 
 
 def gaps_table(results: Sequence[Result]) -> str:
@@ -276,14 +215,4 @@ def gaps_table(results: Sequence[Result]) -> str:
     return markdown_table(heads, lines)
 
 
-def times_table(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the table of `steps.json`."""
-    names = ("points", "milliseconds", "dense_points", "dense_milliseconds")
-    lines = [
-        [name, *(f"{row[each]:,.1f}" if "milli" in each else f"{row[each]:,.0f}" for each in names)]
-        for name, row in rows.items()
-    ]
-    return markdown_table(["Row", "Points of a step", "ms a step", "Points of a dense step", "ms a dense step"], lines)
-
-
-EXPERIMENTS = {"lidar": Experiment("lidar", LidarConfig, run, report, seeds=3, actions={"time_steps": time_steps})}
+EXPERIMENTS = {"lidar": Experiment("lidar", LidarConfig, run, report, seeds=3)}

@@ -1,1 +1,1 @@
-"""Images from samples along trajectories, of the image or of its spectrum."""
+"""Images from samples of their spectrum along radial lines and spirals, as in magnetic resonance imaging."""

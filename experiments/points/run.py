@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 import permutohedral as ph
-from experiments.experiment import Experiment, Log, Outcome
+from experiments.experiment import Experiment, Outcome, Row
 from experiments.points.data import (
     UNKNOWN,
     Cloud,
@@ -32,17 +32,10 @@ from experiments.points.data import (
 from experiments.points.grids import Grid
 from experiments.points.networks import NetworkName, build_network
 from experiments.report import TITLE, WEIGHTS, Column, Lines, Page, Table, by_row
-from experiments.results import FORBID_EXTRA, Result, weights_path, write_json, write_weights
+from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.apps.jobs.cloud_tiles import cut_tiles
 from permutohedral.errors import InputError
-
-# settings that --first tune tries, one after the other; see PROTOCOL.md
-LEARNING_RATES = (0.001, 0.003, 0.01)
-CELLS = {"lidar": (0.35, 0.5, 0.7, 1.0), "digits": (0.7, 1.0, 1.4, 2.0)}
-INPUTS = {"lidar": (("ones",), ("height",), ("above",)), "digits": (("values",),)}
-_OTHER_CELLS, _OTHER_INPUTS = (0.05, 0.07, 0.1, 0.14), (("ones",), ("height",))
-_TUNING_SEED = 100
 
 # percent of the points of test clouds, and draws of those below 100; of many clouds one draw, and few are moved
 SHARES, DRAWS, MANY_CLOUDS = (100, 50, 25, 10, 5), 3, 1000
@@ -54,12 +47,10 @@ _MATCH = 0.02
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
-class PointsConfig:
+class PointsConfig(Row):
     """One row of a table.
 
     Attributes:
-        name: of the row and its files.
-        title: in the table.
         data: "lidar", "digits", or the name of a folder of clouds, such as "parts".
         network: see `PROTOCOL.md`.
         widths: channels of its levels.
@@ -76,11 +67,8 @@ class PointsConfig:
         crop_points: largest number of points of a training crop of "lidar".
         limit: largest number of points of a test, or a hundred times that of clouds. Default: all.
         split: evaluate on "test", or on "validation" after training on a part.
-        seed: of weights, clouds and their thinning.
     """
 
-    name: str
-    title: str
     data: str
     network: NetworkName
     widths: tuple[int, ...]
@@ -97,7 +85,6 @@ class PointsConfig:
     crop_points: int = 20_000
     limit: int | None = None
     split: Split = "test"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.shares[0] <= self.shares[1] <= 1:
@@ -310,37 +297,6 @@ def _time(name: str, function: Callable[[], object], repetitions: int, device: t
     return found | ({f"{name}_mib": torch.cuda.max_memory_allocated() / 2**20} if device.type == "cuda" else {})
 
 
-def tune(configs: list[PointsConfig], options: RunOptions, log: Log) -> list[PointsConfig]:
-    """Choose learning rate, cell and inputs of each row on validation data, write `tune.json`; return chosen rows."""
-    chosen, record = [], {}
-    for given in (config for config in configs if config.training is not None):
-        assert given.training is not None
-        best, scores = replace(given, split="validation", seed=_TUNING_SEED), dict[str, float]()
-        lists: dict[str, Sequence[Any]] = {
-            "training": [replace(given.training, learning_rate=rate) for rate in LEARNING_RATES],
-            "cell": CELLS.get(given.data, _OTHER_CELLS) if given.network != "pointwise" else (given.cell,),
-            "inputs": INPUTS.get(given.data, _OTHER_INPUTS),
-        }
-        for name, values in lists.items():
-            candidates = {settings(tried): tried for tried in (replace(best, **{name: value}) for value in values)}
-            for key, tried in candidates.items():
-                if key not in scores:
-                    metrics, _ = run(tried, replace(options, output=options.output / "tuning"))
-                    scores[key] = next(iter(metrics["scores"].values()))["100"]["score"]
-                    log(f"{given.name}: {key}: {scores[key]:.4f}")
-            best = candidates[max(candidates, key=scores.__getitem__)]
-        record[given.name] = {"chosen": settings(best), "scores": scores}
-        write_json(options.output / "tune.json", record)
-        chosen.append(replace(best, seed=given.seed))
-    return chosen
-
-
-def settings(config: PointsConfig) -> str:
-    """Return what `tune` chooses as text."""
-    assert config.training is not None
-    return f"learning_rate {config.training.learning_rate:g}, cell {config.cell:g}, inputs {' '.join(config.inputs)}"
-
-
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     """Report accuracy, sampling and moves by data set, seeds one by one, and cost."""
     tables: list[Table | Lines] = []
@@ -380,8 +336,13 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     }
     if lines:
         tables.append(Lines(["", *(h.replace("_", " ") for h in heads)], lines, "", "Cost", results=cost))
+    tried = {result.name: result.metrics["tried"] for result in results if "tried" in result.metrics}
+    if tried:
+        chosen = {name: max(scores, key=scores.__getitem__) for name, scores in tried.items()}
+        lines = {name: [name, chosen[name], f"{scores[chosen[name]]:.3f}"] for name, scores in tried.items()}
+        tables.append(Lines(["", "Chosen on validation data", "Score"], lines, "", "Choice", (0, 1)))
     text = "Levels are built in every step. The protocol is `experiments/points/PROTOCOL.md`."
     return [Page("Networks on point clouds", text, tables, name="points")]
 
 
-EXPERIMENTS = {"points": Experiment("points", PointsConfig, run, report, 5, {"tune": tune}, as_table=True)}
+EXPERIMENTS = {"points": Experiment("points", PointsConfig, run, report, seeds=5)}

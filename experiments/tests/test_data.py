@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -14,16 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import data_folder
 from PIL import Image
 from town import make_town
 
-from experiments.data import bsds500
-from experiments.data.bsds500 import GrayImage, add_noise, image_names, load_images, spread
+from experiments.data import bsds500, mnist
+from experiments.data.bsds500 import GrayImage, add_noise, image_names, load_colors, load_images, spread
 from experiments.data.download import CACHE_VARIABLE, DATA_VARIABLE, find_files, find_folder
+from experiments.data.grabcut import load_photographs
 from experiments.data.lidar import halve, load_scan
 from experiments.data.middlebury import load_scene
 from experiments.data.mnist import interpolate, load_mnist, read_idx
+from experiments.data.sample import SAMPLE, cut_photograph, draw_digits
 from permutohedral.errors import DataError, InputError
 
 CONTENT = b"a file"
@@ -120,18 +120,21 @@ def test_noise_depends_on_name_and_seed_and_is_not_clipped() -> None:
     assert abs(float(noisy.mean()) - 1) < 0.005
 
 
-def test_images_of_bsds500(tmp_path: Path) -> None:
-    images = load_images("test", data_folder("bsds500"), limit=10)
+def test_images_of_bsds500(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = load_images("test", SAMPLE, limit=10)
     assert [image.name for image in images] == spread(image_names("test"), 10)
     assert {tuple(sorted(image.pixels.shape)) for image in images} == {(321, 481)}
-    errors = [(add_noise(image) - image.pixels).square().mean() for image in images]
-    # as published
-    assert abs(float(-10 * torch.stack(errors).log10().mean()) - 20.17) < 0.01
     copy = tmp_path / "bsds500" / "test" / "2018.jpg"
     copy.parent.mkdir(parents=True)
-    shutil.copy(data_folder("bsds500") / "bsds500" / "test" / "2018.jpg", copy)
-    assert len(load_images("test", tmp_path, limit=1)) == 1
-    copy.write_bytes(copy.read_bytes()[:-100])
+    Image.fromarray(cut_photograph("test/2018")).save(copy, quality=95)
+    content = copy.read_bytes()
+    monkeypatch.setattr(bsds500, "_manifest", lambda: {"test/2018.jpg": hashlib.sha256(content).hexdigest()})
+    [image] = load_images("test", tmp_path)
+    [color] = load_colors("test", tmp_path).values()
+    assert (image.name, color.shape) == ("test/2018", (3, 321, 481))
+    assert torch.allclose(color.mean(dim=0), image.pixels, atol=1e-6)
+    assert float((image.pixels - images[0].pixels).abs().mean()) < 0.02
+    copy.write_bytes(content[:-100])
     with pytest.raises(DataError, match=r"2018\.jpg is damaged"):
         load_images("test", tmp_path, limit=1)
 
@@ -151,12 +154,16 @@ def test_scenes_of_middlebury(tmp_path: Path) -> None:
         load_scene("art", tmp_path)
 
 
-def test_laser_scans_have_known_classes() -> None:
-    pytest.importorskip("lazrs")
-    scan = load_scan("house", data_folder("lidar"))
-    assert torch.bincount(scan.labels + 1).tolist() == [3579, 25545, 20885, 7075]
+def test_laser_scans_have_known_classes(tmp_path: Path) -> None:
+    positions, labels = make_town(500)
+    np.savez(tmp_path / "house.npz", positions=positions.numpy(), classification=labels.numpy())
+    scan = load_scan("house", tmp_path)
+    numbers = torch.tensor([0, 0, 0, 0, 0, 1, 2])
+    numbers[2] = 0
+    assert torch.equal(scan.labels, numbers[labels.long()])
+    assert float(scan.positions.amin(dim=0).add(scan.positions.amax(dim=0)).abs().max()) < 1e-3
     west, east = halve(scan)
-    assert len(west.labels) + len(east.labels) == 57084
+    assert len(west.labels) + len(east.labels) == 500
     assert float(west.positions[:, 0].max()) < 0 <= float(east.positions[:, 0].min())
 
 
@@ -180,22 +187,47 @@ def test_reads_idx() -> None:
             read_idx(wrong)
 
 
-def test_mnist_accepts_recompressed_and_rejects_damaged_copies(tmp_path: Path) -> None:
-    (tmp_path / "mnist").mkdir()
-    for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
-        shutil.copy(data_folder("mnist") / "mnist" / name, tmp_path / "mnist" / name)
-    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
-    content = gzip.decompress(path.read_bytes())
-    path.write_bytes(gzip.compress(content, compresslevel=1))
-    images, labels = load_mnist("test", tmp_path)
-    assert (images.shape, images.dtype) == ((10000, 28, 28), torch.uint8)
-    assert torch.bincount(labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    for damaged in (gzip.compress(content[:-1] + b"\1"), path.read_bytes()[:-20]):
+def test_mnist_accepts_recompressed_and_rejects_damaged_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = draw_digits(20, seed=0)
+    files = {}
+    for kind, data in (("images", images), ("labels", labels.byte())):
+        content = (
+            bytes([0, 0, 8, data.dim(), *b"".join(size.to_bytes(4) for size in data.shape)]) + data.numpy().tobytes()
+        )
+        files["test", kind] = (f"{kind}.gz", "of another copy", hashlib.sha256(content).hexdigest())
+        (tmp_path / f"{kind}.gz").write_bytes(gzip.compress(content, compresslevel=1))
+    monkeypatch.setattr(mnist, "_FILES", files)
+    read = load_mnist("test", tmp_path)
+    assert torch.equal(read[0], images)
+    assert torch.equal(read[1], labels)
+    path = tmp_path / "labels.gz"
+    for damaged in (gzip.compress(content[:-1] + b"\1"), path.read_bytes()[:-5]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="damaged"):
             load_mnist("test", tmp_path)
     with pytest.raises(InputError, match="'train' or 'test'"):
         load_mnist("val")  # type: ignore[arg-type]
+
+
+def test_the_sample_is_small_and_always_the_same() -> None:
+    digits, labels = load_mnist("train", SAMPLE)
+    # enough to hold out the 5,000 of the experiments
+    assert len(digits) == len(labels) == 6000
+    assert torch.bincount(labels).min() > 500
+    assert 0.05 < float((digits > 100).float().mean()) < 0.3
+    assert torch.equal(cut(), cut())
+    photo, other = load_photographs("lasso", SAMPLE, 2)
+    assert photo.foreground.any()
+    assert not load_photographs("rect", SAMPLE, 1)[0].foreground.any()
+    assert not torch.equal(photo.pixels, other.pixels)
+    assert ((photo.foreground.int() + photo.unknown.int() + photo.background.int()) <= 1).all()
+    assert load_scan("zurich", SAMPLE).labels.unique().tolist() == [0, 1, 2]
+    assert load_scene("art", SAMPLE).disparity.shape == (1, 96, 128)
+
+
+def cut() -> torch.Tensor:
+    """Return a photograph of the sample."""
+    return torch.from_numpy(cut_photograph("test/2018").copy())
 
 
 def test_interpolation_is_exact_for_a_plane_and_at_the_pixels() -> None:

@@ -15,14 +15,13 @@ from experiments.data.bsds500 import GrayImage
 from experiments.denoising import images
 from experiments.denoising.crops import CropSampler
 from experiments.denoising.deep import EXPERIMENTS, EightViews, build_model
+from experiments.denoising.models import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from experiments.denoising.quadratic import LinearDenoiser, responses_of, set_weights, weights_of
 from experiments.denoising.run import Candidates, DenoisingConfig, fit_model, report, run
-from experiments.denoising.ship import DEEP_ROW, add_deep, tune_deep
+from experiments.denoising.ship import ROW, assemble
 from experiments.denoising.walk import walk_to_neighbors
 from experiments.results import Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings
-from permutohedral.apps.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
-from permutohedral.apps.models.pretrained import Entry, read_pretrained, save_pretrained
 from permutohedral.errors import InputError
 
 
@@ -159,30 +158,19 @@ def test_eight_views_of_a_symmetric_filter_are_the_filter() -> None:
     torch.testing.assert_close(EightViews(model)(noisy), model(noisy))
 
 
-def test_the_deep_row_is_added_to_the_weights_of_the_package(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    save_pretrained([(Entry("a", "permutohedral", {}, 60.0), PermutohedralDenoiser())], path)
-    [config] = EXPERIMENTS["deep_denoising"].choose_rows([DEEP_ROW])
-    model = build_model(config)
+def test_weights_of_the_package_are_the_row_and_its_tuned_copies(tmp_path: Path, options: RunOptions) -> None:
+    [config] = EXPERIMENTS["deep_denoising"].choose_rows([ROW])
+    model, noisy = build_model(config).eval(), torch.rand(1, 1, 24, 24)
     write_weights(weights_path(config, tmp_path), model)
-    # a second time it is replaced
-    for _ in range(2):
-        add_deep(tmp_path, path)
-    (_, _), (entry, added) = read_pretrained(path)
-    assert (entry.name, entry.noise) == (DEEP_ROW, 25.0)
-    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in added.state_dict().items())
-
-
-def test_tuning_starts_as_the_network_of_scaled_images(tmp_path: Path, options: RunOptions) -> None:
-    path, noisy = tmp_path / "weights.safetensors", torch.rand(1, 1, 24, 24)
-    [config] = EXPERIMENTS["deep_denoising"].choose_rows([DEEP_ROW])
-    save_pretrained([(Entry(DEEP_ROW, "deep", config.options, 25.0), build_model(config))], path)
-    # a second time it is replaced
-    for _ in range(2):
-        tune_deep(10.0, path, options, settings(steps=1, batch_size=2, learning_rate=1e-12), crop=24)
-    (_, model), (entry, tuned) = read_pretrained(path)
-    assert (entry.name, entry.noise) == (DEEP_ROW, 10.0)
+    few = settings(steps=1, batch_size=2, learning_rate=1e-12)
+    denoiser = assemble(tmp_path, [10.0], options, settings=few, crop=24)
+    denoiser.save(tmp_path / "weights.safetensors")
+    again = ph.apps.Denoiser.from_pretrained(tmp_path / "weights.safetensors")
+    assert again.noise_levels == (10.0, 25.0)
+    tuned, shipped = again.networks
     with torch.no_grad():
+        torch.testing.assert_close(shipped(noisy), model(noisy))
+        # tuning starts as the network of scaled images
         scaled = 0.5 + (model(0.5 + 2.5 * (noisy - 0.5)) - 0.5) / 2.5
         torch.testing.assert_close(tuned(noisy), scaled)
         assert not torch.allclose(tuned(noisy), model(noisy), atol=1e-3)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from datasets import data_folder
 
 from experiments.fields.encodings import Field, HashGrid, level_resolutions, permutohedral_encoding
 from experiments.fields.run import build_field, make_task
-from experiments.fields.tasks import PICTURE, Image, LightField, Surface, Waves, value_and_gradient
+from experiments.fields.tasks import Surface, Waves, value_and_gradient
 from experiments.registry import load_experiment
 from experiments.training import RunOptions, count_weights
 
@@ -63,7 +60,7 @@ def test_lattice_has_as_many_points_per_volume_as_the_grid(d: int) -> None:
 
 def test_rows_of_a_task_have_equal_parameters() -> None:
     experiment = load_experiment("fields")
-    rows = experiment.choose_rows(["surface_permutohedral", "surface_grid", "light_permutohedral", "light_grid"])
+    rows = experiment.choose_rows(["surface_permutohedral", "surface_grid", "waves_permutohedral", "waves_grid"])
     counts = []
     for config in rows:
         d, size = config.dimensions[0], 2 ** config.table_sizes[0]
@@ -73,19 +70,17 @@ def test_rows_of_a_task_have_equal_parameters() -> None:
     assert counts[2] == counts[3]
 
 
-@pytest.mark.parametrize("validation", [False, True])
-@pytest.mark.parametrize("turned", [False, True])
-def test_surface_is_a_distance_within_the_cube(validation: bool, turned: bool) -> None:
-    surface = Surface(CPU, 2000, validation, turned)
+def test_surface_is_a_distance_within_the_cube() -> None:
+    surface = Surface(CPU, 2000)
     assert 0 < surface.cloud.min() < surface.cloud.max() < 1
     torch.testing.assert_close(surface.values(surface.cloud), torch.zeros(2000, 1), atol=1e-5, rtol=0)
     positions = torch.rand(500, 3, generator=torch.Generator().manual_seed(1))
     distances, gradients = value_and_gradient(surface.values, positions)
     torch.testing.assert_close(gradients.norm(dim=1), torch.ones(500), atol=1e-4, rtol=0)
-    nearest = torch.cdist(positions, Surface(CPU, 100_000, validation, turned).cloud).amin(dim=1)
+    nearest = torch.cdist(positions, Surface(CPU, 100_000).cloud).amin(dim=1)
     assert ((nearest - distances[:, 0].abs()).abs() < 0.02).all()
     scores = surface.evaluate(surface.values, 1000)
-    assert scores["near"] == scores["anywhere"] == scores["error"] == 0
+    assert scores["near"] == scores["anywhere"] == 0
     assert scores["degrees"] < 0.05
     assert scores["smoothed"] < 1
 
@@ -106,51 +101,6 @@ def test_window_hides_fine_levels(row: str) -> None:
     torch.testing.assert_close(field(positions), expected)
     field.show_levels(0.5)
     assert 0 < field.window.count_nonzero() < len(field.window)
-
-
-def test_light_field_shows_balls_floor_and_sky() -> None:
-    picture = LightField(5, CPU).draw(None)
-    assert picture.shape == (PICTURE, PICTURE, 3)
-    top, red = picture[5].mean(dim=0), picture[100, 133]
-    assert top[2] > top[0]
-    assert red[0] > 2 * red[2]
-    assert torch.equal(LightField(4, CPU).draw(None), picture)
-
-
-def test_image_is_a_mosaic_of_photographs() -> None:
-    image = Image(CPU, 4, data_folder("bsds500"))
-    height, width, _ = image.pixels.shape
-    assert (height % 321, width % 481) == (0, 0)
-    positions, values = image.batch(1000, seed=0)
-    y, x = (positions * torch.tensor([height, width])).long().unbind(dim=1)
-    torch.testing.assert_close(values, image.pixels[y, x] / 255)
-
-
-def test_fields_for_validation_are_others() -> None:
-    positions = torch.rand(100, 5, generator=torch.Generator().manual_seed(2))
-    for task in (Waves, LightField):
-        assert not torch.allclose(task(5, CPU).values(positions), task(5, CPU, validation=True).values(positions))
-    folder = data_folder("bsds500")
-    assert Image(CPU, 4, folder).pixels.float().mean() != Image(CPU, 4, folder, validation=True).pixels.float().mean()
-
-
-@pytest.mark.parametrize("row", ["waves_frequency", "surface_grid"])
-def test_tuning_keeps_the_best_settings(row: str, tmp_path: Path) -> None:
-    experiment, lines = load_experiment("fields"), list[str]()
-    options = RunOptions(tmp_path, device_name="cpu")
-    [config] = experiment.choose_rows([row], smoke=True)
-    [chosen] = experiment.actions["tune"]([config], options, lines.append)
-    content = json.loads((tmp_path / "tuning" / f"{row}.json").read_text())
-    names, (best, scores) = (
-        content["settings"],
-        (max, content["psnr"]) if "psnr" in content else (min, content["error"]),
-    )
-    # one setting after the other: two more trainings for each
-    assert len(scores) == len(lines) == 1 + 2 * len(names)
-    values = {name: getattr(chosen, name) for name in names[1:]}
-    rate = chosen.training.learning_rate
-    assert best(scores, key=scores.get) == ", ".join(f"{value:g}" for value in (rate, *values.values()))
-    assert chosen == replace(config, training=replace(config.training, learning_rate=rate), **values)
 
 
 def test_a_perfect_field_scores_high() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import data_folder
 from support import DEVICE, assert_close
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.data.sample import SAMPLE
 from experiments.experiment import run_row, run_rows_together
 from experiments.mnist.model import LeNet, PermutohedralStem, SpatialStem, grid_positions, interpolate_to_grid
 from experiments.mnist.run import Batches, choose, compare, half_interval
@@ -171,7 +171,7 @@ def test_networks_that_are_trained_together_are_those_trained_alone(tmp_path: Pa
     rows = experiment.choose_rows(["lenet_20", "pcnn_none_20"], smoke=True)
     rows = [replace(row, test_images=20, training=replace(row.training, steps=4)) for row in rows]
     configs = [replace(rows[0], seed=1), rows[1], rows[0]]
-    together = RunOptions(tmp_path / "together", data_folder("mnist"), "cpu")
+    together = RunOptions(tmp_path / "together", SAMPLE, "cpu")
     run_rows_together(experiment, configs, together)
     [weights] = map(read_weights, (together.output / "weights").iterdir())
     for place in (0, 1):

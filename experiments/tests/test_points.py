@@ -19,12 +19,14 @@ from town import make_town
 
 from experiments.data import ldraw
 from experiments.experiment import run_row
-from experiments.points import run as points_run
+from experiments.points import tune as points_tune
 from experiments.points.data import Cloud, collate, load_folder, load_lidar, thin_each, turn
 from experiments.points.grids import Grid, GridConv, GridStride, convolve, find_neighbors
 from experiments.points.networks import NetworkName, build_network
-from experiments.points.run import CELLS, LEARNING_RATES, count_sites, draw_hills, match_cell, measure, tune
+from experiments.points.run import PointsConfig, count_sites, draw_hills, match_cell, measure
+from experiments.points.tune import CELLS, LEARNING_RATES, tune
 from experiments.registry import load_experiment
+from experiments.results import parse_config
 from experiments.training import RunOptions, count_weights
 from permutohedral.errors import DataError, InputError
 
@@ -447,12 +449,12 @@ def test_tuning_chooses_the_best_of_each_list(tmp_path: Path, monkeypatch: pytes
         good = (config.training.learning_rate == 0.01) + (config.cell == 0.14) + (config.inputs == ("height",))
         return {"scores": {"shapes": {"100": {"score": float(good)}}}}, {}
 
-    monkeypatch.setattr(points_run, "run", score)
-    [best] = tune([shapes_config(split="test")], RunOptions(tmp_path, tmp_path, "cpu"), lambda line: None)
+    monkeypatch.setattr(points_tune, "run", score)
+    result = tune(shapes_config(split="test"), RunOptions(tmp_path, tmp_path, "cpu"))
+    best = parse_config(PointsConfig, result.config)
     assert best.training is not None
     assert (best.training.learning_rate, best.cell, best.inputs) == (0.01, 0.14, ("height",))
-    assert {config.split for config in tried} == {best.split} == {"validation"}
+    assert {config.split for config in tried} == {result.split} == {"validation"}
     # nothing is tried twice
-    assert len(tried) == len(LEARNING_RATES) + 4 + 1
-    assert (tmp_path / "tune.json").is_file()
+    assert len(tried) == len(result.metrics["tried"]) == len(LEARNING_RATES) + 4 + 1
     assert set(CELLS) == {"lidar", "digits"}

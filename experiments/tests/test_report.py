@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.report import TITLE, WEIGHTS, Column, Page, Table, provenance_table, write_page
-from experiments.results import Result, read_result, read_table, write_json, write_table
+from experiments.results import Result, read_table, write_table
 from permutohedral.errors import InputError
 
 
@@ -46,21 +46,13 @@ def test_models_without_weights_have_an_empty_cell() -> None:
 
 def test_pages_name_rows_command_machine_and_commit(tmp_path: Path) -> None:
     table = Table([TITLE, Column("A", "metrics/a")], [*RUNS, result("other", a=5.0)], "Caption", "part")
-    path = write_page(Page("Made", "Text.", [table], notes=["A note."]), tmp_path, "python -m experiments made")
+    path = write_page(Page("Made", "Text.", [table], notes=["A note."], name="made"), tmp_path)
     text = path.read_text()
     for part in ("# Made", "Text.", "## part", "Caption", "| Row | 2.00 |", "| Other | 5.00 |", "A note."):
         assert part in text
-    assert "`python -m experiments made`" in text
+    assert path == tmp_path / "made.md"
+    assert "Made with `python -m experiments made` in 6 s (P, 2 cores, 1 thread(s))" in text
     assert "| row | 2 | 1,500 | 2 | P, 2 cores, 1 thread(s) | `000000000` |" in text
-
-
-def test_results_are_read_as_written(tmp_path: Path) -> None:
-    write_json(tmp_path / "row.json", RUNS[0])
-    assert read_result(tmp_path / "row.json") == RUNS[0]
-    for content in ("", "[]", "{}"):
-        (tmp_path / "other.json").write_text(content)
-        with pytest.raises(InputError, match="not a result"):
-            read_result(tmp_path / "other.json")
 
 
 def test_a_table_of_results_is_read_as_written(tmp_path: Path) -> None:

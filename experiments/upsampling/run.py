@@ -19,17 +19,17 @@ from torch.nn import functional
 
 from experiments.data.bsds500 import load_colors
 from experiments.data.middlebury import load_scene
-from experiments.experiment import Experiment
+from experiments.experiment import Experiment, Row
 from experiments.quality import psnr
 from experiments.report import TITLE, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result
 from experiments.training import RunOptions, TrainingSettings
 from experiments.upsampling.learned import train
 from experiments.upsampling.methods import METHODS, Upsample
-from permutohedral.apps.models.pretrained import load_pretrained
+from permutohedral.apps import Denoiser
 from permutohedral.errors import InputError
 
-Task = Literal["depth", "colors", "chroma", "kept", "features"]
+Task = Literal["depth", "colors", "kept", "features"]
 
 _CHOSEN_ON, _MEASURED_ON = ("cones", "teddy"), ("art", "books", "moebius", "tsukuba", "venus")
 # images of BSDS500: of val to choose settings on, of test to measure
@@ -42,38 +42,31 @@ CAPTIONS = {
     "colors": "RGB along gray: PSNR in dB",
     "features": "24 channels of a network along its gray input: variance over mean square error in dB",
     "kept": "RGB along gray, of one pixel out of as many along each axis: PSNR in dB",
-    "chroma": "RGB less gray along gray, which is added again: PSNR in dB",
 }
 
 
 @checked_dataclass(frozen=True, config=FORBID_EXTRA)
-class UpsamplingConfig:
+class UpsamplingConfig(Row):
     """One row of a table.
 
     Attributes:
-        name: of the row and its files.
-        title: in the table.
-        task: "depth", disparities along a photograph; "colors", RGB along gray; "chroma", RGB less gray along gray;
-            "features", hidden channels of a network along its gray input; all of these as means of cells. "kept", RGB
-            along gray of one pixel out of `factor` along each axis.
+        task: "depth", disparities along a photograph; "colors", RGB along gray; "features", hidden channels of a
+            network along its gray input; all of these as means of cells. "kept", RGB along gray of one pixel out of
+            `factor` along each axis.
         method: name in `METHODS`.
         factors: size of the result over that of the map, along each axis.
         grid: values of settings to choose from, by name.
         most_settings: number of combinations of the grid. Default: all.
         pictures: number of images to choose on, and to measure. Default: all.
-        seed: of the training.
         training: of the method "filter", which starts with the best settings of the grid.
     """
 
-    name: str
-    title: str
     task: Task
     method: str
     factors: tuple[int, ...] = (4, 8, 16)
     grid: dict[str, Any] = field(default_factory=dict)
     most_settings: int | None = None
     pictures: int | None = None
-    seed: int = 0
     training: TrainingSettings | None = None
 
     def __post_init__(self) -> None:
@@ -92,12 +85,10 @@ class UpsamplingConfig:
 
 @dataclass(frozen=True)
 class Picture:
-    """The true map, its guide, and an offset added to the truth and the result before they are compared."""
+    """The true map and its guide."""
 
-    name: str
     truth: Tensor
     guide: Tensor
-    added: Tensor | float = 0.0
 
 
 @lru_cache(maxsize=2)
@@ -107,26 +98,24 @@ def pictures_of(task: Task, folder: Path | None, limit: int | None) -> tuple[lis
         sets = []
         for names in (_CHOSEN_ON, _MEASURED_ON):
             scenes = [load_scene(name, folder) for name in names[:limit]]
-            sets.append([Picture(scene.name, scene.disparity, scene.color) for scene in scenes])
+            sets.append([Picture(scene.disparity, scene.color) for scene in scenes])
         return sets[0], sets[1]
     measured = _FEATURE_PICTURES if task == "features" else _TEST_PICTURES
     several = load_colors("val", folder, limit or _VAL_PICTURES), load_colors("test", folder, limit or measured)
-    chosen_on, measured_on = ([_colored(name, rgb, task) for name, rgb in each.items()] for each in several)
+    chosen_on, measured_on = ([_colored(rgb, task) for rgb in each.values()] for each in several)
     return chosen_on, measured_on
 
 
-def _colored(name: str, rgb: Tensor, task: Task) -> Picture:
+def _colored(rgb: Tensor, task: Task) -> Picture:
     # whole cells, as in published comparisons
     rgb = rgb[:, : rgb.shape[1] // 16 * 16, : rgb.shape[2] // 16 * 16]
     gray = rgb.mean(dim=0, keepdim=True)
-    if task == "features":
-        return Picture(name, features_of_network(gray), gray)
-    return Picture(name, rgb - gray, gray, gray) if task == "chroma" else Picture(name, rgb, gray)
+    return Picture(features_of_network(gray) if task == "features" else rgb, gray)
 
 
 def features_of_network(gray: Tensor) -> Tensor:
-    """Return the input of the last layer of the denoiser deep_small, `[24, height, width]`, with variance 1."""
-    model, _ = load_pretrained("deep_small")
+    """Return the input of the last layer of the shipped denoiser, `[24, height, width]`, with variance 1."""
+    model, _ = Denoiser.from_pretrained().network_for(25.0)
     kept: list[Tensor] = []
     handle = model.get_submodule("tail").register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0][0]))
     with torch.no_grad():
@@ -147,14 +136,13 @@ def run(config: UpsamplingConfig, options: RunOptions) -> tuple[dict[str, Any], 
         settings = choose(config, chosen_on, factor)
         if config.training is not None:
             method, seconds[f"training {factor}x"] = train(config, factor, settings, options)
-        scores = {each.name: evaluate(method, config.task, each, factor, settings) for each in measured_on}
-        metrics[str(factor)] = {
-            "score": statistics.mean(score for score, _ in scores.values()),
-            "milliseconds": max(taken for _, taken in scores.values()) * 1000,
-            "settings": settings,
-            "at_an_end": ends_of(config, settings),
-            "pictures": {name: round(score, 4) for name, (score, _) in scores.items()},
-        }
+        measured = [evaluate(method, config.task, each, factor, settings) for each in measured_on]
+        scores, times = zip(*measured, strict=True)
+        metrics[str(factor)] = {"score": statistics.mean(scores), "milliseconds": 1000 * max(times)}
+        # settings with one value are in the row
+        chosen = {name: value for name, value in settings.items() if len(_listed(config.grid[name])) > 1}
+        if chosen:
+            metrics[str(factor)]["chosen"] = chosen
     seconds["all"] = time.perf_counter() - started
     return metrics, seconds
 
@@ -174,16 +162,6 @@ def choose(config: UpsamplingConfig, pictures: Sequence[Picture], factor: int) -
     finite = [mean if math.isfinite(mean) else (math.inf if config.task == "depth" else -math.inf) for mean in means]
     best = min(finite) if config.task == "depth" else max(finite)
     return choices[finite.index(best)]
-
-
-def ends_of(config: UpsamplingConfig, settings: dict[str, Any]) -> list[str]:
-    """Return the settings at an end of the grid: a better value may lie beyond."""
-    values = {name: _listed(config.grid[name]) for name in settings}
-    return [
-        name
-        for name, given in settings.items()
-        if len(values[name]) > 1 and given in values[name][:: len(values[name]) - 1]
-    ]
 
 
 def evaluate(
@@ -207,7 +185,7 @@ def evaluate(
         return -10 * math.log10(float((found - picture.truth).square().mean())), seconds
     if task == "depth":
         return float((found.clamp(0, 255) - picture.truth).square().mean().sqrt()), seconds
-    return psnr((found + picture.added).clamp(0, 1), picture.truth + picture.added), seconds
+    return psnr(found.clamp(0, 1), picture.truth), seconds
 
 
 def _listed(values: Any) -> list[Any]:
@@ -220,10 +198,11 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         "Coarse maps are means of cells, except in the table of pixels that were kept. Settings of every method are "
         "chosen on other images (cones and teddy of Middlebury; five val images of BSDS500) than those measured (art, "
         "books, moebius, tsukuba, venus; 50 test images, ten for features). Milliseconds are processor time of one run "
-        "for the largest image. Settings at an end of their grid are listed in `runs/`."
+        "for the largest image. The settings chosen for each factor are in the CSV file next to this page."
     )
     tasks = [task for task in CAPTIONS if any(result.config["task"] == task for result in results)]
-    return [Page("Upsampling along edges", text, [make_table(results, task) for task in tasks])]
+    tables = [make_table(results, task) for task in tasks]
+    return [Page("Upsampling along edges", text, tables, name=results[0].experiment)]
 
 
 def make_table(results: Sequence[Result], task: str) -> Table:

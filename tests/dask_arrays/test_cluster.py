@@ -215,7 +215,7 @@ def test_losing_all_workers_raises(client: Any) -> None:
     client.cluster.scheduler.no_workers_timeout = 1.0
     client.cluster.scale(0)
     with pytest.raises(BackendUnavailable, match="all workers were lost"):
-        TaskPool(client).run([delayed(abs)(1), delayed(abs)(2)], "counting")
+        list(TaskPool(client).run([delayed(abs)(1), delayed(abs)(2)]))
 
 
 def test_settings_of_dask_are_restored() -> None:

@@ -12,7 +12,7 @@ from support import assert_close, to_numpy
 
 import permutohedral.compat.permutohedral_encoding as permuto_enc
 
-# `tools/record_drop_ins.py` wrote it
+# written once by the original
 RECORDED = np.load(Path(__file__).parent / "permutohedral_encoding.npz")
 SCALES = np.geomspace(1.0, 0.1, 3)
 

@@ -1,4 +1,7 @@
-"""Arguments of any shape, dtype and kind give a result or raise one of the package's errors."""
+"""Arguments of any shape, dtype and kind give a finite result or raise one of the package's errors.
+
+All values are one and all points are equal, so a filter that is normalized returns ones.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz.agreement import often, outcome_of
+from fuzz.agreement import Outcome, often, outcome_of
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, usable_backends
+from support import DEVICE, TOLERANCE, relative_error, usable_backends
 from torch import Tensor
 
 import permutohedral as ph
@@ -34,6 +37,16 @@ def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
 numbers = st.integers(-2, 4) | st.sampled_from([2.5, float("nan"), 10**6, 2**70])
 choices = st.sampled_from([*NORMALIZATIONS, "lattice", "dense", "", "other"])
 sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
+
+
+def assert_result(outcome: Outcome, like: Tensor | None = None, ones: bool = False) -> None:
+    """Compare the result, if there is one, with the shape and dtype of `like`, and with ones."""
+    for result in outcome if isinstance(outcome, list) else []:
+        if like is not None:
+            assert (result.shape, result.dtype) == (like.shape, like.dtype)
+        if not result.is_meta:
+            assert bool(result.isfinite().all())
+            assert not ones or relative_error(result, torch.ones_like(result)) <= TOLERANCE[result.dtype]
 
 
 @often
@@ -76,10 +89,11 @@ def test_permutohedral_filter(
 def test_gaussian_filter(
     backend: str, values: Tensor, features: Tensor, normalization: Any, method: Any, halo: Any
 ) -> None:
-    outcome_of(
+    outcome = outcome_of(
         lambda: [ph.gaussian_filter(values, features, None, normalization=normalization, method=method, halo=halo)],
         backend,
     )
+    assert_result(outcome, values, ones=normalization in ("homogeneous", "symmetric"))
 
 
 @often
@@ -87,9 +101,10 @@ def test_gaussian_filter(
 def test_bilateral_filter(
     backend: str, image: Tensor, guide: Tensor | None, space: float, color: float, method: Any
 ) -> None:
-    outcome_of(
+    outcome = outcome_of(
         lambda: [ph.bilateral_filter(image, sigma_space=space, sigma_color=color, guide=guide, method=method)], backend
     )
+    assert_result(outcome, image if image.is_floating_point() else None, ones=image.is_floating_point())
 
 
 @often
@@ -98,9 +113,9 @@ def test_steps(
     backend: str, values: Tensor, lattice_values: Tensor, weight: Tensor, points: int, dimension: int
 ) -> None:
     lattice = ph.build_lattice(torch.rand(points, dimension, device=DEVICE))
-    outcome_of(lambda: [ph.splat(values, lattice)], backend)
-    outcome_of(lambda: [ph.convolve(lattice_values, weight, lattice)], backend)
-    outcome_of(lambda: [ph.slice(lattice_values, lattice)], backend)
+    assert_result(outcome_of(lambda: [ph.splat(values, lattice)], backend))
+    assert_result(outcome_of(lambda: [ph.convolve(lattice_values, weight, lattice)], backend))
+    assert_result(outcome_of(lambda: [ph.slice(lattice_values, lattice)], backend), ones=True)
 
 
 @often

@@ -13,7 +13,7 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.apps.models.deep_denoising import PermutohedralBlock
+from permutohedral.apps.models.network import PermutohedralBlock
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference

@@ -148,6 +148,8 @@ def test_cross_entropy_of_result() -> None:
     target = torch.zeros(2, 5, 4, dtype=torch.long, device=DEVICE)
     torch.nn.functional.nll_loss(refined, target).backward()
     assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+    assert float(logits.grad.abs().max()) > 0
 
 
 def test_accepts_integer_weights() -> None:

@@ -126,3 +126,5 @@ def test_crf_trains_on_lattices_built_in_inference_mode() -> None:
         lattices = layer.build_lattices(guide)  # type: ignore[operator]
     layer(logits.requires_grad_(), guide, lattices).square().sum().backward()
     assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+    assert float(logits.grad.abs().max()) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,10 +14,13 @@ from support import DEVICE, assert_close, draw
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.guided.grids import Grids
+from permutohedral.guided.solver import CellMeans
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.contract import FieldPlan, FilterTables
 from permutohedral.ops.dispatch import backend_on
 from permutohedral.ops.items import ItemRows, ItemsNorm
+from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, Smoothness
 
 
 def fits(num_lattice_points: int) -> None:
@@ -59,6 +63,42 @@ def slice_planes(dtype: torch.dtype) -> tuple[Any, ...]:
     return draw(target.num_lattice_points, 4, dtype=dtype), target.vertices, target.barycentric
 
 
+def _smoothness(dtype: torch.dtype, extents: tuple[int, int]) -> tuple[ph.Lattice, Smoothness]:
+    features = ph.features.bilateral(draw(3, *extents, dtype=dtype), sigma_space=4.0, sigma_color=0.5)
+    lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
+    points, neighbors = lattice.num_lattice_points, AxisNeighbors(lattice.axis_neighbors, dtype)
+    return lattice, Smoothness(neighbors, 0.5 + 0.1 * draw(points, 1, dtype=dtype).abs(), draw(points, 1, dtype=dtype))
+
+
+def sum_axis_neighbors(dtype: torch.dtype, channels: int = 3) -> tuple[Any, ...]:
+    lattice, smoothness = _smoothness(dtype, (12, 10))
+    return draw(lattice.num_lattice_points, channels, dtype=dtype), smoothness.neighbors
+
+
+def solve_smooth(
+    dtype: torch.dtype, channels: int = 1, size: tuple[int, int] | None = None, iterations: int = 6
+) -> tuple[Any, ...]:
+    """Return equations with a channel that is solved from the start, and masked lattice points."""
+    extents = (50, 60)
+    lattice, smoothness = _smoothness(dtype, extents)
+    points, source = lattice.num_lattice_points, lattice.source
+    scale = smoothness.scale * (draw(points, channels, seed=3, dtype=dtype) > -1)
+    ops = backend_on(DEVICE.type)
+    mass = smoothness.scale * ops.sum_axis_neighbors(smoothness.scale, smoothness.neighbors)
+    smoothness = Smoothness(smoothness.neighbors, scale if channels > 1 else scale[:, :1], mass)
+    strength, data = 0.1 + draw(1, channels, dtype=dtype).abs(), draw(points, channels, seed=1, dtype=dtype).abs()
+    weights, cells = data, None
+    if size is not None:
+        cells = CellMeans(source.vertices, source.barycentric, points, Grids(size, extents, "area"))
+        weights = 10 * draw(math.prod(size), channels, seed=1, dtype=dtype).abs()
+        data = cells.gather(ops, weights)
+    diagonal = strength * smoothness.diagonal() + data + 1e-3
+    right = 1e3 * draw(points, channels, seed=2, dtype=dtype)
+    right[:, -1] *= channels == 1
+    matrix = SmoothEquations(smoothness, strength, data, diagonal, weights, cells)
+    return matrix, right, torch.zeros_like(right), iterations, 0.0
+
+
 CASES: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
     "picture_features": lambda dtype: (draw(2, 3, 8, 9, dtype=dtype), [2.0, 2.0], [0.5] * 3, (0, 0), 0.25),
     "filter_points": lambda dtype: (draw(60, 4, dtype=dtype), 3 * draw(60, 3, dtype=dtype), None, fits),
@@ -67,6 +107,12 @@ CASES: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
     "mean_field": mean_field,
     "normalize_items": normalize_items,
     "slice_planes": slice_planes,
+    "sum_axis_neighbors": sum_axis_neighbors,
+    "sum_axis_neighbors-1": partial(sum_axis_neighbors, channels=1),
+    "solve_smooth": solve_smooth,
+    "solve_smooth-channels": partial(solve_smooth, channels=6),
+    "solve_smooth-cells": partial(solve_smooth, size=(10, 6)),
+    "solve_smooth-cells-channels": partial(solve_smooth, channels=3, size=(7, 9)),
     "embed_differential": lambda dtype: (draw(60, 3, dtype=dtype), draw(60, 3, seed=1, dtype=dtype)),
 }
 
@@ -74,6 +120,7 @@ CASES: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_overrides_equal_their_definitions(name: str, backend: str, dtype: torch.dtype) -> None:
     ops, arguments = backend_on(DEVICE.type), CASES[name](dtype)
+    name = name.partition("-")[0]
     found, expected = getattr(ops, name)(*arguments), getattr(Backend, name)(ops, *arguments)
     if isinstance(found, tuple):
         found, expected = found[0], expected[0]

@@ -148,12 +148,17 @@ def test_the_interpreter_runs_on_meanwhile(native: Backend) -> None:
     ticker = threading.Thread(target=tick)
     ticker.start()
     begun.wait()
-    before = len(ticks)
-    native.index_points(features, None)
-    during = len(ticks) - before
+    most = 0
+    # on a busy machine the other thread may not run during one call; with the lock held it never ticks twice
+    for _ in range(10):
+        before = len(ticks)
+        native.index_points(features, None)
+        most = max(most, len(ticks) - before)
+        if most > 5:
+            break
     stop.set()
     ticker.join()
-    assert during > 5
+    assert most > 5
 
 
 _STARTED_THREADS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from support import INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -71,8 +71,7 @@ def recorded_folder(base: Path) -> Path:
     if "RECORDED_LAUNCHES" in os.environ:
         return Path(os.environ["RECORDED_LAUNCHES"])
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with open(shared / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(shared / "launches.lock"):
         if not (shared / "launches").exists():
             record(shared / "launches")
     return shared / "launches"

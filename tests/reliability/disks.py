@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +28,7 @@ def disk(folder: Path, size: str) -> Iterator[Path]:
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """Let writes beyond `size` bytes be short, then fail, as on a full disk."""
+    resource: Any = pytest.importorskip("resource", reason="limits of processes are POSIX's")
     before, writing = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     # bytecode of modules that are imported in the block would be cut
     sys.dont_write_bytecode = True

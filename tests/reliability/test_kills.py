@@ -23,6 +23,8 @@ pytest.importorskip("laspy", reason="laspy is not installed")
 import laspy
 import zarr
 
+from permutohedral.apps import PointSegmenter
+
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system kills processes in another way"),
@@ -34,6 +36,10 @@ SERVER = """
 import json, os, signal, sys
 
 import permutohedral.__main__ as program
+
+from permutohedral.apps import PointSegmenter
+
+from permutohedral.apps import PointSegmenter
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "os.chmod", "os.chown"}
 
@@ -115,6 +121,7 @@ def write_inputs(folder: Path) -> None:
     scan.header.scales = np.full(3, 0.001)
     scan.x, scan.y, scan.z = random.random((3, 60)) * 8
     scan.write(folder / "scan.las")
+    PointSegmenter(0, 2, channels=(4,)).save(folder / "model.safetensors")
     zarr.create_array(str(folder / "in.zarr"), data=random.random((8, 8), np.float32), chunks=(4, 8))
 
 
@@ -128,8 +135,8 @@ def content(path: Path) -> Any:
 @pytest.mark.parametrize("command", [
     "image filter photo.png out.png", "image denoise photo.png out.png --sigma 25",
     "image segment photo.png labels.png out.png --overlay over.png",
-    "image upsample coarse.png photo.png out.png", "image solve labels.png photo.png out.png",
-    "image colorize gray.png strokes.png out.png", "cloud segment scan.las out.las",
+    "map upsample coarse.png photo.png out.png", "map solve labels.png photo.png out.png",
+    "image colorize gray.png strokes.png out.png", "cloud segment scan.las out.las --model model.safetensors",
 ])  # fmt: skip
 def test_outputs_are_old_or_new(commands: Commands, command: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
-import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +153,7 @@ def test_rejects_a_request_that_does_not_fit() -> None:
 
 
 def test_the_limit_of_the_process_counts() -> None:
+    resource: Any = pytest.importorskip("resource", reason="limits of processes are POSIX's")
     before = resource.getrlimit(resource.RLIMIT_AS)
     free = available_memory(torch.device("cpu"))
     with open("/proc/self/statm") as file:

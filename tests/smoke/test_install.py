@@ -72,9 +72,8 @@ def test_missing_extra_is_named() -> None:
 
     calls = (
         lambda: filter_image("photo.png", "smooth.png"),
-        ph.apps.Denoiser,
         ph.apps.Denoiser.from_pretrained,
-        ph.apps.PointSegmenter.from_pretrained,
+        lambda: ph.apps.PointSegmenter.load("model.safetensors"),
     )
     for call in calls:
         with pytest.raises(ModuleNotFoundError) as raised:
@@ -162,7 +161,7 @@ def test_filter_image(tmp_path: Path, name: str) -> None:
 def test_upsample_map_writes_an_array(tmp_path: Path) -> None:
     np.save(tmp_path / "depth.npy", np.full((6, 8), 2.5, np.float32))
     guide = write_picture(tmp_path / "guide.png")
-    ph.apps.upsample_map(tmp_path / "depth.npy", guide, tmp_path / "fine.npy")
+    ph.apps.upsample_map(tmp_path / "depth.npy", tmp_path / "fine.npy", guide=guide)
     np.testing.assert_allclose(np.load(tmp_path / "fine.npy"), np.full((24, 32), 2.5), atol=1e-4)
 
 

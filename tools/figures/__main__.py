@@ -1,4 +1,4 @@
-"""Draw the figures of the documentation: `make figures`."""
+"""Draw the figures of the documentation: `PYTHONPATH=.:tools python -m figures docs/images`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,30 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from skimage import data
 
 from figures.canvas import DPI, MARGIN
 from figures.filters import draw_filter, draw_neighborhood
-from figures.guide import draw_commands, draw_crf, draw_scan
+from figures.guide import draw_commands, draw_crf
 from figures.levels import draw_levels
 from figures.photographs import draw_segmentation, draw_upsampling
 from figures.simplices import draw_simplices
 from figures.steps import draw_steps, make_scene
 from permutohedral.apps.io.figure import save_figure
-from permutohedral.apps.models.denoising import PermutohedralDenoiser
-from permutohedral.apps.models.pretrained import load_pretrained
 from permutohedral.lattice.neighborhood import gaussian_weight
 
 
 def main(folder: Path) -> None:
     """Draw all figures into `folder`."""
-    model, _ = load_pretrained("pcnn", 25.0)
-    assert isinstance(model, PermutohedralDenoiser)
+    # the row pcnn of experiments/denoising, for noise of 25
+    trained = torch.from_numpy(np.load(Path(__file__).parent / "trained_filter.npy"))
     camera = torch.from_numpy(data.camera())[::2, ::2].float() / 255
     figures = {
         "steps.svg": draw_steps(make_scene(14, 1, 2)),
         "neighborhood.svg": draw_neighborhood(2),
-        "filter.svg": draw_filter(
-            {"Gaussian": gaussian_weight(3, 2), "trained": model.convolution.weight.detach().flatten()}, size=2
-        ),
+        "filter.svg": draw_filter({"Gaussian": gaussian_weight(3, 2), "trained": trained}, size=2),
         "simplices.png": draw_simplices(camera, 8.0, 0.1),
         "levels.svg": draw_levels(14, 3),
     }
@@ -43,7 +40,6 @@ def main(folder: Path) -> None:
     save_figure(draw_crf(), folder / "crf.jpg", dpi=90)
     with tempfile.TemporaryDirectory() as scratch:
         save_figure(draw_commands(Path(scratch)), folder / "commands.jpg", dpi=90)
-        save_figure(draw_scan(Path(scratch)), folder / "laser_scans.jpg", dpi=90)
 
 
 if __name__ == "__main__":

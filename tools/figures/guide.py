@@ -14,8 +14,6 @@ from torch.nn import functional
 import permutohedral as ph
 from figures.photographs import COLORS, draw_panels, rough_labels
 from permutohedral import apps
-from permutohedral.apps.io.clouds import read_cloud
-from permutohedral.apps.io.figure import new_figure
 from permutohedral.apps.io.labels import LabelMap, blend_labels
 
 GROUND, TREE, HOUSE = 2, 5, 6
@@ -41,10 +39,10 @@ def draw_commands(folder: Path) -> Figure:
     apps.segment_image(
         path("photo"), path("segmented"), labels=path("labels"), overlay=path("overlay"), sigma_space=40, strength=15
     )
-    apps.upsample_map(path("coarse"), path("photo"), path("upsampled"))
+    apps.upsample_map(path("coarse"), path("upsampled"), guide=path("photo"))
     titles = {"photo": "photo.png", "filtered": "image filter", "noisy": "noisy.png", "denoised": "image denoise"}
     titles |= {"labels": "labels.png", "overlay": "image segment --overlay", "coarse": "map.png"}
-    titles["upsampled"] = "image upsample"
+    titles["upsampled"] = "map upsample"
     read = {title: np.array(Image.open(path(name)).convert("RGB")) for name, title in titles.items()}
     return draw_panels({title: torch.from_numpy(image).permute(2, 0, 1) for title, image in read.items()}, 4, 4.4)
 
@@ -64,44 +62,3 @@ def draw_crf() -> Figure:
             energies, kernels, num_iterations=count
         ).argmax(dim=0)
     return draw_panels({title: blend_labels(photo, LabelMap(each, COLORS)) for title, each in found.items()}, 3, 3.2)
-
-
-def make_town(path: Path, side: float = 90.0, points: int = 60_000) -> None:
-    """Write a scan of gabled houses and trees on a slope."""
-    random = np.random.default_rng(3)
-    flat = random.uniform(0, side, size=(points, 2))
-    height = 0.04 * flat[:, 0] + np.sin(flat[:, 1] / 20)
-    for x in range(15, int(side), 30):
-        for y in range(15, int(side), 24):
-            away = np.abs(flat - [x, y] - random.uniform(-3, 3, 2))
-            size = random.uniform(4, 7, 2)
-            inside = (away < size).all(axis=1)
-            height[inside] += 5 + 3 * (1 - away[inside, 0] / size[0])
-            crown = np.linalg.norm(flat - [x + 13, y + random.uniform(-8, 8)], axis=1)
-            radius = random.uniform(2, 4)
-            top = np.sqrt(np.clip(1 - (crown / radius) ** 2, 0, 1))
-            height += (crown < radius) * random.uniform(0.3, 1, points) * (4 + 5 * top)
-    positions = np.column_stack([flat, height + 0.03 * random.normal(size=points)])
-    np.savez(path, positions=positions, classification=np.zeros(points, np.uint8))
-
-
-def draw_scan(folder: Path) -> Figure:
-    """Classify a town with the shipped network, and draw it at an angle."""
-    make_town(folder / "town.npz")
-    apps.segment_cloud(folder / "town.npz", folder / "classified.npz", device="cpu")
-    cloud = read_cloud(folder / "classified.npz")
-    assert cloud.labels is not None
-    positions, labels = cloud.positions.numpy(), cloud.labels.numpy()
-    colors = np.array(["#b9a27f"] * 7)
-    colors[[TREE, HOUSE]] = "#2e8b47", "#c0392b"
-    figure = new_figure(12, 3.0)
-    order = np.argsort(-positions[:, 1])
-    for number, title in enumerate(("scan.laz, by height", "cloud segment: ground, vegetation, buildings")):
-        axes = figure.add_subplot(1, 2, number + 1)
-        color = positions[order, 2] if number == 0 else colors[labels[order]]
-        x, y = positions[order, 0] + 0.3 * positions[order, 1], 0.45 * positions[order, 1] + positions[order, 2]
-        axes.scatter(x, y, c=color, s=1.2, linewidths=0)
-        axes.set_title(title, fontsize=10)
-        axes.set_aspect("equal")
-        axes.set_axis_off()
-    return figure

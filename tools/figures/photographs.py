@@ -19,7 +19,7 @@ from experiments.quality import psnr
 from permutohedral.apps.io.figure import new_figure
 from permutohedral.apps.io.labels import LabelMap, blend_labels
 from permutohedral.apps.io.settings import SegmentationSettings
-from permutohedral.apps.jobs.segmentation import follow_edges
+from permutohedral.apps.jobs.segment_image import follow_edges
 
 # corners (x, y) of the saucer with the cup, and of the inside of the cup with its rim
 SAUCER = [(170, 90), (250, 25), (400, 60), (470, 180), (440, 310), (300, 385), (150, 340), (80, 220)]

@@ -155,7 +155,7 @@ class BilateralSolver:
         """Return the solution at the pixels, for targets `x (npixels, channels)` and confidences `w (npixels, 1)`."""
         import torch
 
-        from permutohedral.guided.conjugate_gradients import conjugate_gradients
+        from permutohedral.ops.conjugate_gradients import conjugate_gradients
 
         grid, device = self.grid, self.grid._cell_of_pixel.device
         targets, weights = np.asarray(x, np.float64), np.asarray(w, np.float64).reshape(-1, 1)

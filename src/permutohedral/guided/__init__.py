@@ -3,7 +3,6 @@
 from permutohedral.guided.scattered import interpolate
 from permutohedral.guided.solver import BilateralSolver, bilateral_solver
 from permutohedral.guided.upsampling import Upsampler, upsample
-from permutohedral.guided.video import upsample_frames
 
 __all__ = [
     "BilateralSolver",
@@ -11,5 +10,4 @@ __all__ = [
     "bilateral_solver",
     "interpolate",
     "upsample",
-    "upsample_frames",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -20,13 +20,6 @@ from permutohedral.errors import InputError
 from permutohedral.features import Sigma
 from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor, to_tensor
 from permutohedral.filters.normalization import check_separable
-from permutohedral.guided.conjugate_gradients import (
-    ROUNDING_ERRORS,
-    Product,
-    attach,
-    conjugate_gradients,
-    conjugate_residuals,
-)
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
     MapLayout,
@@ -42,8 +35,11 @@ from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
+from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
+from permutohedral.ops.conjugate_gradients import ROUNDING_ERRORS, attach, conjugate_residuals
 from permutohedral.ops.simplices import Simplices
+from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, Smoothness, largest_magnitudes
 from permutohedral.ops.tracing import (
     is_recorded,
     is_transformed,
@@ -58,59 +54,18 @@ Observe = Literal["pixels", "cells"] | Tensor | NDArray[Any]
 _BALANCING_STEPS = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Smoothness:
-    """The roughness of signals on a lattice.
-
-    Attributes:
-        neighbors: B. Each lattice point and its axis neighbors, int32 `[lattice points, 1 + 2 (d + 1)]`, and weights.
-        scale: n, `[lattice points, 1]`.
-        mass: W 1, `[lattice points, 1]`.
-    """
-
-    neighbors: tuple[Tensor, Tensor]
-    scale: Tensor
-    mass: Tensor
-
-    def sum_neighbors(self, rows: Tensor) -> Tensor:
-        """Return B y for y `[lattice points, channels]`."""
-        return bind(rows, self.neighbors[1]).slice(rows, *self.neighbors)
-
-    def apply_laplacian(self, rows: Tensor) -> Tensor:
-        """Return (diag(W 1) - W) y for y `[lattice points, channels]`."""
-        return self.mass * rows - self.scale * self.sum_neighbors(self.scale * rows)
-
-    def diagonal(self) -> Tensor:
-        """Return the diagonal of diag(W 1) - W."""
-        return self.mass - self.scale.square() * self.neighbors[1][:, :1]
-
-    def detach(self) -> Smoothness:
-        """Return the same without derivatives."""
-        return replace(self, scale=self.scale.detach(), mass=self.mass.detach())
-
-
 @with_storable_results
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """Return the roughness of signals on a lattice that was built with `separable=True`."""
     ops = bind(lattice.source.barycentric)
     density = splat_density(ops, lattice)
-    neighbors = _list_neighbors(check_separable(lattice), density.dtype)
+    neighbors = AxisNeighbors(check_separable(lattice), density.dtype)
     # vertices that points touch with weight zero must not matter, nor be divided by
     wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
     scale = torch.where(density > 0, 1.0, wanted)
     for _ in range(_BALANCING_STEPS):
-        scale = (scale * wanted / ops.slice(scale, *neighbors)).sqrt()
-    return Smoothness(neighbors, scale, scale * ops.slice(scale, *neighbors))
-
-
-def _list_neighbors(axis_neighbors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return `Smoothness.neighbors` from int32 `[2 (d + 1), lattice points]`, -1 where missing."""
-    around, number = axis_neighbors.shape
-    own = torch.arange(number, dtype=axis_neighbors.dtype, device=axis_neighbors.device)
-    neighbors = torch.cat([own[:, None], axis_neighbors.T], dim=1)
-    weights = (neighbors >= 0).to(dtype)
-    weights[:, 0] = around
-    return neighbors.clamp_min_(0), weights
+        scale = (scale * wanted / ops.sum_axis_neighbors(scale, neighbors)).sqrt()
+    return Smoothness(neighbors, scale, scale * ops.sum_axis_neighbors(scale, neighbors))
 
 
 class BilateralSolver:
@@ -224,11 +179,12 @@ class BilateralSolver:
         check_rows(6 * lattice.num_lattice_points + pixels, data.values.shape[1], data.values)
         with torch.no_grad():
             begin = exact.blurred() if start is None else self._on_lattice(start, data.layout) - offset
-            solution = exact.solve(exact.right, begin, *until)
+            solution = exact.solve(begin, *until)
         if wants_gradient(data.values, data.weights, strength, lattice.source.barycentric):
             recorded = _system(lattice.source, self._smoothness, data, strength)
-            residual = recorded.product(solution) - recorded.right
-            solution = attach(solution, residual, lambda gradient: exact.solve_transposed(gradient, *until))
+            solution = attach(
+                solution, recorded.residual(solution), lambda gradient: exact.solve_transposed(gradient, *until)
+            )
         ops = bind(solution, lattice.source.barycentric)
         rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
         return data.layout.from_rows(rows, self.space).contiguous()
@@ -354,47 +310,32 @@ class _System:
 
     Attributes:
         right: b, `[lattice points, channels]`.
-        diagonal: about the diagonal of A, positive, `[lattice points, channels]`.
-        data: weight of the data at each lattice point, `[lattice points, channels]`.
-        weights: weight of each sample, `[rows, channels]`.
-        smoothness: of the lattice.
-        strength: of the smoothness, compared with the weights, `[1, channels]`.
-        seen: the samples as a function of lattice values.
+        matrix: A.
     """
 
     right: Tensor
-    diagonal: Tensor
-    data: Tensor
-    weights: Tensor
-    smoothness: Smoothness
-    strength: Tensor
-    seen: _Seen
+    matrix: SmoothEquations
 
-    def product(self, rows: Tensor) -> Tensor:
-        """Return A y for y `[lattice points, channels]`."""
-        rough = self.strength * self.smoothness.apply_laplacian(rows)
-        if self.seen.observe is None:
-            return rough + self.data * rows
-        return rough + self.seen.gather(self.weights * self.seen.observe(rows))
+    def residual(self, rows: Tensor) -> Tensor:
+        """Return A y - b, with derivatives."""
+        smoothness = self.matrix.smoothness
+        ops = bind(rows, smoothness.scale, self.matrix.weights, self.matrix.strength)
+        return self.matrix.product(ops, rows) - self.right
 
-    def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
-        """Solve for lattice values, each channel in its own units: squares of large numbers overflow."""
-        if not is_recorded() and right.numel() == 0:
-            return start
-        unit = _unit(right)
-        system = self.product, right / unit, self.diagonal, start / unit
-        return unit * conjugate_gradients(*system, iterations, tolerance)
+    def solve(self, start: Tensor, iterations: int, tolerance: float) -> Tensor:
+        return bind(start).solve_smooth(self.matrix, self.right, start, iterations, tolerance)
 
     def solve_transposed(self, gradient: Tensor, iterations: int, tolerance: float) -> Tensor:
         """Return A^-1 times a gradient, restricted to the lattice points that data reach.
 
         A is singular on the others, which keep the value they start from: they have no derivative.
         """
-        reached, system = self.data > 0, self
+        matrix, smoothness, ops = self.matrix, self.matrix.smoothness, bind(gradient)
+        reached = matrix.data > 0
         for _ in range(iterations):
             if surely_all(reached):
                 break
-            wider = self.smoothness.sum_neighbors(reached.to(gradient.dtype)) > 0
+            wider = ops.sum_axis_neighbors(reached.to(gradient.dtype), smoothness.neighbors) > 0
             if surely_all(wider == reached):
                 break
             reached = wider
@@ -402,26 +343,20 @@ class _System:
             gradient = torch.where(reached, gradient, 0.0)
             mask = reached.to(gradient.dtype)
             mask = mask[:, :1] if surely_all(reached == reached[:, :1]) else mask
-            system = replace(self, smoothness=replace(self.smoothness, scale=self.smoothness.scale * mask))
-        if self.seen.observe is None:
-            return system.solve(gradient, torch.zeros_like(gradient), iterations, tolerance)
+            matrix = replace(matrix, smoothness=replace(smoothness, scale=smoothness.scale * mask))
+        if matrix.cells is None:
+            return ops.solve_smooth(matrix, gradient, torch.zeros_like(gradient), iterations, tolerance)
         # the means of cells do not determine the values of several components of the lattice in one cell
-        unit = _unit(gradient)
-        return unit * conjugate_residuals(system.product, gradient / unit, self.diagonal, iterations, tolerance)
+        unit, product = largest_magnitudes(gradient), partial(matrix.product, ops)
+        return unit * conjugate_residuals(product, gradient / unit, matrix.diagonal, iterations, tolerance)
 
     def blurred(self) -> Tensor:
         """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
-        numbers = torch.cat([self.right, self.data], dim=1)
+        numbers, ops = torch.cat([self.right, self.matrix.data], dim=1), bind(self.right)
         for _ in range(3):
-            numbers = self.smoothness.sum_neighbors(numbers)
+            numbers = ops.sum_axis_neighbors(numbers, self.matrix.smoothness.neighbors)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
         return sums / torch.where(mass > 0, mass, 1.0)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    """Return the largest magnitude of each channel `[1, channels]`, one where it is zero."""
-    unit = rows.abs().amax(dim=0, keepdim=True)
-    return torch.where(unit > 0, unit, 1.0)
 
 
 def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: Tensor) -> _System:
@@ -431,51 +366,49 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     cells are not lumped: they constrain sums of lattice values.
     """
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
-    seen = _see(simplices, barycentric, data)
-    weighted = data.values * data.weights
-    if seen.observe is None:
-        # both in one call, channel by channel in memory, as those of images are
-        both = seen.gather(torch.cat([weighted.T, data.weights.T]).T)
-        right, lumped = (each.contiguous() for each in both.chunk(2, dim=1))
+    vertices, where, cells = simplices.vertices, data.where, None
+    # both in one call, channel by channel in memory, as those of images are
+    both = torch.cat([(data.values * data.weights).T, data.weights.T]).T
+    ops = bind(both, barycentric)
+    if isinstance(where, Grids):
+        cells = CellMeans(vertices, barycentric, simplices.num_lattice_points, where)
+        sums = cells.gather(ops, both)
     else:
-        right, lumped = seen.gather(weighted), seen.gather(data.weights)
+        if where is not None:
+            vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
+        sums = ops.splat(both, vertices, barycentric, simplices.num_lattice_points)
+    right, lumped = (each.contiguous() for each in sums.chunk(2, dim=1))
     # the difference in smoothness.diagonal() has rounding errors of this size
     numbers = torch.finfo(lumped.dtype)
     rounding = (strength * smoothness.mass * ROUNDING_ERRORS * numbers.eps).clamp_min(numbers.eps**2)
     diagonal = torch.maximum(strength * smoothness.diagonal() + lumped, rounding).detach()
-    return _System(right, diagonal, lumped, data.weights, smoothness, strength, seen)
+    return _System(right, SmoothEquations(smoothness, strength, lumped, diagonal, data.weights, cells))
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
-    """The data as a function of lattice values, and its transpose.
+class CellMeans:
+    """Means of the cells of `grids`; see `Cells`."""
 
-    Attributes:
-        gather: from rows of data to the lattice.
-        observe: from the lattice to means of cells; None if data are at samples.
-    """
+    vertices: Tensor
+    barycentric: Tensor
+    num_lattice_points: int
+    grids: Grids
 
-    gather: Product
-    observe: Product | None = None
+    @property
+    def coarse(self) -> tuple[int, ...]:
+        return self.grids.coarse
 
+    @property
+    def fine(self) -> tuple[int, ...]:
+        return self.grids.fine
 
-def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
-    vertices, number, grids, layout = simplices.vertices, simplices.num_lattice_points, data.where, data.layout
-    if not isinstance(grids, Grids):
-        if grids is not None:
-            vertices, barycentric = vertices.index_select(0, grids), barycentric.index_select(0, grids)
-        return _Seen(lambda rows: bind(rows, barycentric).splat(rows, vertices, barycentric, number))
+    def observe(self, ops: Backend, rows: Tensor) -> Tensor:
+        points = ops.slice(rows, self.vertices, self.barycentric)
+        return self.grids.observe(points.T.unflatten(1, self.fine)).flatten(1).T
 
-    def gather(rows: Tensor) -> Tensor:
-        maps = grids.spread(layout.from_rows(rows, grids.coarse))
-        rows = layout.to_rows(maps)
-        return bind(rows, barycentric).splat(rows, vertices, barycentric, number)
-
-    def observe(rows: Tensor) -> Tensor:
-        maps = layout.from_rows(bind(rows, barycentric).slice(rows, vertices, barycentric), grids.fine)
-        return layout.to_rows(grids.observe(maps))
-
-    return _Seen(gather, observe)
+    def gather(self, ops: Backend, rows: Tensor) -> Tensor:
+        maps = self.grids.spread(rows.T.unflatten(1, self.coarse))
+        return ops.splat(maps.flatten(1).T, self.vertices, self.barycentric, self.num_lattice_points)
 
 
 def bilateral_solver(

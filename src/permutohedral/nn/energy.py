@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
@@ -12,8 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from permutohedral.errors import InputError
 from permutohedral.features import colors, join, positions, positive_numbers
 from permutohedral.filters.gaussian import gaussian_filter
+from permutohedral.filters.normalization import check_separable
+from permutohedral.filters.weighting import check_finite_values
 from permutohedral.lattice.lattice import build_lattice
+from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_tensor, reject_scripting
+from permutohedral.ops.binding import bind
+from permutohedral.ops.contract import blur_gain
 from permutohedral.ops.tracing import is_traced
 
 # label of pixels without one
@@ -157,19 +163,33 @@ def filter_planes(
     """
     space = images.shape[-2:]
     places = positions(space, sigma_space, device=images.device, dtype=images.dtype).flip(-1)
-    # on a CPU one image fits the cache
-    size = 1 if images.device.type == "cpu" and not is_traced() else len(images)
-    lattices = [
-        build_lattice(join(places, colors(part, sigma_color)), neighborhood_size=0, separable=True)
-        for part in images.split(size)
-    ]
-    rows = (part.flatten(2).transpose(1, 2) for part in planes.split(size))
-    filtered = (
-        gaussian_filter(part, None, lattice=lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
-        for part, lattice in zip(rows, lattices, strict=True)
-    )
-    if out is None:
-        return torch.cat([*filtered])
-    for result, part in zip(out.split(size), filtered, strict=True):
-        result.copy_(part)
+    if images.device.type == "cpu" and not is_traced():
+        return _filter_each(planes, images, places, sigma_color, torch.empty_like(planes) if out is None else out)
+    lattice = build_lattice(join(places, colors(images, sigma_color)), neighborhood_size=0, separable=True)
+    rows = planes.flatten(2).transpose(1, 2)
+    filtered = gaussian_filter(rows, None, lattice=lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
+    return filtered if out is None else out.copy_(filtered)
+
+
+def _filter_each(planes: Tensor, images: Tensor, places: Tensor, sigma_color: float, out: Tensor) -> Tensor:
+    """Filter one image at a time, which fits the cache.
+
+    By the core and NumPy: on a busy machine torch's threads would wait for each other.
+    """
+    check_finite_values(planes)
+    lattices = []
+    for image in images:
+        channels = image.flatten(1).numpy(force=True)
+        features = np.empty((len(places), 2 + len(channels)), channels.dtype)
+        features[:, :2] = places
+        for number, channel in enumerate(channels, 2):
+            np.divide(channel, sigma_color, out=features[:, number])
+        lattices.append(build_lattice(torch.from_numpy(features), neighborhood_size=0, separable=True))
+    for part, lattice, result in zip(planes, lattices, out, strict=True):
+        source, ops = lattice.source, bind(part)
+        corners = source.vertices, source.barycentric
+        check_rows(3 * source.num_lattice_points, len(part), part)
+        splatted = ops.splat(part.flatten(1).T, *corners, source.num_lattice_points)
+        filtered = ops.slice_planes(ops.blur(splatted, check_separable(lattice), False), *corners)
+        np.divide(filtered.view(result.shape).numpy(), blur_gain(lattice.dimension), out=result.numpy())
     return out

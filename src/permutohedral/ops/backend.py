@@ -56,6 +56,7 @@ from permutohedral.ops.contract import (
 from permutohedral.ops.items import ItemsNorm, normalize_items
 from permutohedral.ops.mean_field import mean_field
 from permutohedral.ops.pictures import divide_channels, place_samples
+from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, solve_smooth
 
 Result = TypeVar("Result")
 
@@ -458,6 +459,24 @@ class Backend(ABC):
     def slice_planes(self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
         """Slice to `[channels, points]`, for few rows of many channels and any number of corners."""
         return self.slice(lattice_values, vertices, barycentric).T.contiguous()
+
+    def sum_axis_neighbors(self, lattice_values: Tensor, neighbors: AxisNeighbors) -> Tensor:
+        """l'_v = 2 (d + 1) l_v + the sum over the axis neighbors of v."""
+        return self.slice(lattice_values, *neighbors.table)
+
+    def solve_smooth(
+        self, equations: SmoothEquations, right: Tensor, start: Tensor, iterations: int, tolerance: float
+    ) -> Tensor:
+        """Solve the equations of the bilateral solver by conjugate gradients, each channel by itself.
+
+        Args:
+            equations: the matrix; without derivatives.
+            right: `[lattice points, channels]`.
+            start: the first solution.
+            iterations: the maximum number of iterations.
+            tolerance: see `conjugate_gradients`.
+        """
+        return solve_smooth(self, equations, right, start, iterations, tolerance)
 
     def embed_differential(self, features: Tensor, differential: Tensor) -> Tensor:
         """J f', the adjoint of `embed_gradient`: `[points, d]` to `[points, d + 1]`."""

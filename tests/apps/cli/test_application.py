@@ -37,13 +37,13 @@ def all_commands() -> list[list[str]]:
 def test_help_lists_commands_in_eighty_columns() -> None:
     result = CliRunner().invoke(application, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    for command in ("image", "cloud", "array", "playground", "demo", "backends"):
+    for command in ("image", "map", "cloud", "array", "playground", "demo", "backends"):
         (line,) = re.findall(rf"^  {command} .*$", result.stdout, flags=re.MULTILINE)
         # a summary that is too long would be cut off
         assert not line.endswith("...")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "Exit codes: 0 done" in result.stdout
-    for group in ("image", "cloud", "array"):
+    for group in ("image", "map", "cloud", "array"):
         result = CliRunner().invoke(application, [group, "--help"], env={"COLUMNS": "80"})
         assert "..." not in result.stdout.partition("Commands:")[2]
 
@@ -56,7 +56,7 @@ def test_guides_name_options_of_commands() -> None:
         command = group.commands[name]  # type: ignore[attr-defined]
         command = command.commands[inner[0]] if inner else command
         known |= {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-    for path in sorted((Path(__file__).parents[2] / "docs" / "guide").glob("*.md")):
+    for path in sorted((Path(__file__).parents[3] / "docs" / "guide").glob("*.md")):
         assert set(re.findall(r"`(--[a-z-]+)", path.read_text())) <= known, path
 
 
@@ -76,7 +76,7 @@ def test_every_command_has_an_example_and_names_its_extras(command: list[str]) -
     ("command", "function"),
     [
         *[(["image", name], f"{name}_image") for name in ("filter", "denoise", "segment", "colorize")],
-        *[(["image", name], f"{name}_map") for name in ("upsample", "solve")],
+        *[(["map", name], f"{name}_map") for name in ("upsample", "solve", "fill")],
         *[(["cloud", name], f"{name}_cloud") for name in ("smooth", "segment")],
         (["array", "filter"], "filter_array"),
     ],
@@ -153,7 +153,7 @@ def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str
     [
         ("typer", "images", ["--version"]),
         ("typer", "clouds", ["cloud", "segment", "in.laz", "out.laz"]),
-        ("safetensors", "clouds", ["cloud", "segment", "in.laz", "out.laz"]),
+        ("safetensors", "images", ["image", "denoise", "in.png", "out.png"]),
         ("PIL", "images", ["image", "filter", "in.png", "out.png"]),
         ("matplotlib", "images", ["demo"]),
     ],

@@ -57,7 +57,8 @@ def test_ctrl_c_while_an_image_is_filtered(tmp_path: Path) -> None:
     Image.new("RGB", (8, 9)).save(source)
     code = (
         "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "import permutohedral as ph; ph.bilateral_filter = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
+        "from permutohedral.filters import tiling; "
+        "tiling.bilateral_filter = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
         "from permutohedral.__main__ import main; main()"
     )
     assert run("image", "filter", str(source), str(output), code=code) == (130, "", "interrupted\n")
@@ -121,7 +122,7 @@ def test_closed_pipe_prints_nothing(command: str) -> None:
     with open(writing, "w") as gone:
         done = subprocess.run(
             [sys.executable, "-m", *command.split()],
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=Path(__file__).resolve().parents[3],
             stdout=gone,
             stderr=subprocess.PIPE,
             text=True,

@@ -121,9 +121,8 @@ def test_sixteen_bits_of_color_keep_numbers_and_some_metadata(ending: str, chann
     assert (read.levels, read.pixels.shape) == (65535, (3 if channels > 2 else 1, 9, 12))
     assert (read.alpha is not None) == (channels in (2, 4))
     metadata = Metadata(profile(), exif().tobytes(), (300, 300))
-    lost = {"png": ["color profile", "EXIF", "resolution"], "tif": ["EXIF"]}[ending]
-    assert write_image(replace(read, metadata=metadata), path) == lost
-    assert write_image(read_image(path), copy) == []
+    write_image(replace(read, metadata=metadata), path)
+    write_image(read_image(path), copy)
     np.testing.assert_array_equal(read_integers(copy), numbers)
     kept = read_image(copy).metadata
     assert (kept.color_profile, kept.dpi) == ((profile(), (300, 300)) if ending == "tif" else (None, None))
@@ -137,23 +136,12 @@ def test_sixteen_bits_of_gray_keep_their_profile(tmp_path: Path) -> None:
         assert image.info["icc_profile"] == profile()
 
 
-def test_reports_lost_metadata(tmp_path: Path) -> None:
-    Image.fromarray(pixels()).save(tmp_path / "a.jpg", exif=exif(), dpi=(300, 300), comment="by hand")
-    result = invoke("filter", tmp_path / "a.jpg", tmp_path / "b.bmp", "--json")
-    assert result.exit_code == 0
-    [line] = result.stderr.splitlines()
-    assert line.startswith("note: ")
-    assert line.endswith("EXIF, text 'Comment'")
-    assert '"EXIF"' in result.stdout
-
-
 def test_drops_metadata_too_long_for_the_format(tmp_path: Path) -> None:
     block = exif()
     block[ExifTags.Base.ImageDescription] = "x" * 100_000
     Image.fromarray(pixels()).save(tmp_path / "a.png", exif=block)
     result = invoke("filter", tmp_path / "a.png", tmp_path / "b.jpg")
     assert result.exit_code == 0
-    assert "EXIF" in result.stderr
     assert read_image(tmp_path / "b.jpg").pixels.shape == (3, 9, 12)
 
 
@@ -176,7 +164,7 @@ def test_drops_profiles_of_gray_where_gray_becomes_rgb(ending: str, tmp_path: Pa
         pytest.skip(f"this Pillow does not write {ending}")
     Image.new("L", (8, 9), 90).save(tmp_path / "gray.png", icc_profile=b"profile of gray")
     image = read_image(tmp_path / "gray.png")
-    assert write_image(image, tmp_path / f"gray.{ending}") == ["color profile"]
+    write_image(image, tmp_path / f"gray.{ending}")
     with Image.open(tmp_path / f"gray.{ending}") as written:
         assert "icc_profile" not in written.info
 

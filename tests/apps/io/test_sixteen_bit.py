@@ -126,13 +126,10 @@ def test_turns_sixteen_bit_images_upright(orientation: int, planar: str, tmp_pat
 
 
 @pytest.mark.parametrize("ending", NARROWED)
-def test_reports_dropped_bits(ending: str, tmp_path: Path) -> None:
-    bits, content = NARROWED[ending]
+def test_reads_more_than_eight_bits_as_eight(ending: str, tmp_path: Path) -> None:
+    _, content = NARROWED[ending]
     (tmp_path / f"a.{ending}").write_bytes(base64.b64decode(content))
     if ending == "avif" and not features.check("avif"):
         pytest.skip("this Pillow reads no AVIF")
     image = read_image(tmp_path / f"a.{ending}")
     assert abs(float(image.pixels.mean()) * 65535 - 40000) < 300
-    assert write_image(image, tmp_path / "b.png") == [f"{bits} bits per channel, read as 8"]
-    Image.new("RGB", (8, 9)).save(tmp_path / f"eight.{ending}")
-    assert write_image(read_image(tmp_path / f"eight.{ending}"), tmp_path / "b.png") == []

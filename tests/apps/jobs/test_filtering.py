@@ -107,7 +107,7 @@ def test_filter_prints_json(tmp_path: Path, random: np.random.Generator) -> None
     source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
     (report,) = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)
     assert (report["height"], report["width"], report["channels"]) == (8, 9, 3)
-    assert (report["source"], report["output"]) == (str(source), str(tmp_path / "out.png"))
+    assert (report["input"], report["output"]) == (str(source), str(tmp_path / "out.png"))
 
 
 def test_filter_takes_a_folder(tmp_path: Path, random: np.random.Generator) -> None:
@@ -121,7 +121,7 @@ def test_filter_takes_a_folder(tmp_path: Path, random: np.random.Generator) -> N
     (sources / "notes.txt").write_text("left alone")
     result = invoke("filter", sources, tmp_path / "out", "--guide", guides, "--sigma-color", 0.3, "--json")
     assert_one_line_error(result, "c.png", "not an image")
-    report = {Path(entry["source"]).name: entry["error"] for entry in json.loads(result.stdout)}
+    report = {Path(entry["input"]).name: entry["error"] for entry in json.loads(result.stdout)}
     assert report["a.png"] is None
     assert report["b.png"] is None
     assert "not an image" in report["c.png"]

@@ -52,11 +52,11 @@ def test_samples_at_points_keep_their_range(tmp_path: Path) -> None:
     np.save(tmp_path / "coarse.npy", fine[::4, ::4])
     result = invoke("upsample", tmp_path / "coarse.npy", photo, tmp_path / "out.npy", "--sampling", "point")
     assert result.exit_code == 0, result.output
-    expected = ph.apps.upsample_map(tmp_path / "coarse.npy", photo, tmp_path / "same.npy", sampling="point")
+    expected = ph.apps.upsample_map(tmp_path / "coarse.npy", tmp_path / "same.npy", guide=photo, sampling="point")
     assert expected[0].error is None
     found = np.load(tmp_path / "out.npy")
     np.testing.assert_array_equal(found, np.load(tmp_path / "same.npy"))
-    ph.apps.upsample_map(tmp_path / "coarse.npy", photo, tmp_path / "area.npy")
+    ph.apps.upsample_map(tmp_path / "coarse.npy", tmp_path / "area.npy", guide=photo)
     assert abs(found - fine).max() < abs(np.load(tmp_path / "area.npy") - fine).max()
 
 
@@ -83,13 +83,13 @@ def test_arrays_keep_integers(tmp_path: Path, dtype: str, ending: str) -> None:
     depth[::2, ::3] = 0
     np.save(tmp_path / "coarse.npy", depth.astype(dtype))
     out = tmp_path / f"out{ending}"
-    ph.apps.upsample_map(tmp_path / "coarse.npy", photo, out)
+    ph.apps.upsample_map(tmp_path / "coarse.npy", out, guide=photo)
     found = np.load(out) if ending == ".npy" else tifffile.imread(out)
     assert found.dtype == dtype
     assert (found.min() < 0) == (dtype in ("int32", "float32"))
     if dtype == "uint8":
         Image.fromarray(depth.astype(dtype)).save(tmp_path / "coarse.png")
-        ph.apps.upsample_map(tmp_path / "coarse.png", photo, tmp_path / "out.png")
+        ph.apps.upsample_map(tmp_path / "coarse.png", tmp_path / "out.png", guide=photo)
         with Image.open(tmp_path / "out.png") as image:
             np.testing.assert_array_equal(found, image)
 
@@ -119,6 +119,20 @@ def test_holes_are_filled_along_the_edge(tmp_path: Path, random: np.random.Gener
         assert abs(np.asarray(image).astype(float) - depth).max() <= 2
 
 
+@pytest.mark.parametrize("marked", ["--unknown", "--sample-weight"])
+def test_filling_keeps_what_is_known(tmp_path: Path, random: np.random.Generator, marked: str) -> None:
+    photo, depth = save_photo(tmp_path / "photo.png"), np.where(edge(), 180, 90) + random.integers(0, 20, (24, 40))
+    known = random.random((24, 40)) < 0.5
+    Image.fromarray(np.where(known, depth, 0).astype(np.uint8)).save(tmp_path / "depth.png")
+    Image.fromarray(np.where(known, 255, 0).astype(np.uint8)).save(tmp_path / "known.png")
+    option = (marked, 0 if marked == "--unknown" else tmp_path / "known.png")
+    assert invoke("fill", tmp_path / "depth.png", photo, tmp_path / "out.png", *option).exit_code == 0
+    with Image.open(tmp_path / "out.png") as image:
+        filled = np.asarray(image).astype(int)
+    np.testing.assert_array_equal(filled[known], depth[known])
+    assert abs(filled - np.where(edge(), 190, 100)).max() <= 20
+
+
 def test_weight_zero_is_unknown(tmp_path: Path) -> None:
     photo, wrong = save_photo(tmp_path / "photo.png"), np.where(edge(), 180, 90).astype(np.uint8)
     wrong[5:9, 5:9] = 255
@@ -142,7 +156,7 @@ def test_colors_spread_from_strokes(tmp_path: Path, alpha: int) -> None:
     Image.fromarray(strokes).save(tmp_path / "strokes.png")
     result = invoke("colorize", tmp_path / "gray.png", tmp_path / "strokes.png", tmp_path / "out.png", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)[0]["lost"] == ["color profile"]
+    assert json.loads(result.stdout)[0]["known"] < 0.1
     with Image.open(tmp_path / "out.png") as image:
         found = np.asarray(image).astype(int)
         assert "icc_profile" not in image.info

@@ -282,12 +282,12 @@ def test_batches_equal_single_calls(tmp_path: Path, random: np.random.Generator,
         photos, tmp_path / "out", probabilities=network, batch_size=batch_size, device="cpu",
         progress=lambda *call: calls.append(call),
     )  # fmt: skip
-    assert [result.source.name for result in results] == [f"{number}.png" for number in range(5)]
+    assert [result.input.name for result in results] == [f"{number}.png" for number in range(5)]
     assert [done for done, _, _ in calls] == sorted(done for done, _, _ in calls)
     assert calls[-1][:2] == (5, 5)
     for result in results:
-        alone = tmp_path / f"alone-{result.source.name}"
-        [single] = ph.apps.segment_image(result.source, alone, probabilities=network / f"{result.source.stem}.npy")
+        alone = tmp_path / f"alone-{result.input.name}"
+        [single] = ph.apps.segment_image(result.input, alone, probabilities=network / f"{result.input.stem}.npy")
         assert alone.read_bytes() == result.output.read_bytes()
         assert (single.labels, single.changed) == (result.labels, result.changed)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from skimage import data
 
 import permutohedral as ph
-from permutohedral.apps.jobs import image_tiles as tiles
+from permutohedral.filters import tiling as tiles
 from permutohedral.filters.tiling import Tiling
 
 # filters a file in tiles of a size, and prints the megabytes this took beyond those of the loaded modules

@@ -89,7 +89,7 @@ def test_filter_of_a_transparent_photo(transparent: Photo) -> None:
 @pytest.mark.parametrize("is_transparent", [False, True])
 def test_denoise(transparent: Photo, is_transparent: bool, added: float) -> None:
     photo = transparent if is_transparent else read_photo(Path("my photo.png"), "my photo.png")
-    options = {"sigma": None if added else 15.0, "strength": 0.7, "model": "cnn"}
+    options = {"sigma": None if added else 15.0, "strength": 0.7}
     noisy = compute.add_noise(photo, added, Path("noisy.tif")) if added else photo.image
     source = "noisy.tif" if added else photo.name
     result = compute.denoise_photo(photo, noisy, Job("denoise_image", (source, "clean.tif"), options), ignore)

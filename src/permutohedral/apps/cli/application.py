@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from permutohedral.apps.cli import arrays, clouds, images
+from permutohedral.apps.cli import arrays, clouds, images, maps
 from permutohedral.apps.cli.shared import Json, handle_errors
 from permutohedral.version import __version__
 
@@ -68,8 +68,8 @@ def _main(
 
 
 def demo(
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the figures.")] = Path("out"),
-    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Training steps.")] = 150,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Write the figure into this folder.")] = Path("out"),
+    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Set the number of training steps.")] = 150,
 ) -> None:
     """Filter a photo, train a filter, denoise.
 
@@ -86,12 +86,14 @@ def demo(
 def playground(
     photo: Annotated[
         Path | None,
-        typer.Argument(metavar="[PHOTO]", help="First photo.", show_default="one of scikit-image"),
+        typer.Argument(metavar="[PHOTO]", help="Photo to begin with.", show_default="one of scikit-image"),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; the default serves this machine only.")
+        str, typer.Option(metavar="ADDRESS", help="Listen on this address; the default serves this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="NUMBER", help="Port; 0 chooses a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="NUMBER", help="Listen on this port; 0 chooses a free one.")
+    ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:
     """Try filters on a page with sliders, in the browser.
@@ -150,7 +152,8 @@ def _describe_backends() -> dict[str, Any]:
     }
 
 
-application.add_typer(images.image, name="image", help="Filter, denoise, segment, upsample and color images.")
+application.add_typer(images.image, name="image", help="Filter, denoise, segment and color images.")
+application.add_typer(maps.map_, name="map", help="Upsample, solve and fill maps along the edges of photos.")
 application.add_typer(clouds.cloud, name="cloud", help="Smooth and segment point clouds.")
 application.add_typer(arrays.array, name="array", help="Filter arrays of any size.")
 application.command()(playground)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from permutohedral.apps.cli.shared import Json, call_job, handle_errors, positive, show
+from permutohedral.apps.cli.shared import Device, Json, Recursive, need_output, positive, run_job, split_paths
 
 array = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Workers = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Worker processes; 0 computes in this one.")]
-Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit per worker, such as 2GiB.")]
-Scheduler = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address of an existing Dask scheduler.")]
+Workers = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Start worker processes; 0 computes in this one.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Limit the memory per worker, such as 2GiB.", show_default="an equal share"),
+]
+Scheduler = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Use the Dask scheduler at this address.", show_default="none")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command; keep a complete OUTPUT.")]
 
 
@@ -30,28 +32,41 @@ def parse_sigmas(text: str) -> list[float]:
 
 @array.command("filter")
 def filter_array(
-    input: Annotated[Path, typer.Argument(metavar="INPUT", help="Zarr array, OME-Zarr or TIFF of any size.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Zarr store to write; ends with .zarr.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            callback=need_output,
+            metavar="INPUT... OUTPUT",
+            help="Zarr, OME-Zarr or TIFF of any size; then a Zarr store, or a folder for several.",
+        ),
+    ],
     sigma_space: Annotated[
-        Any, typer.Option(parser=parse_sigmas, metavar="SAMPLES", help="Bandwidth in space; 1,2,2 sets each axis.")
+        Any,
+        typer.Option(parser=parse_sigmas, metavar="SAMPLES", help="Set the bandwidth in space; 1,2,2 sets each axis."),
     ] = "8.0",
     sigma_color: Annotated[
         float,
-        typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth in values; for integers, white is 1."),
+        typer.Option(
+            callback=positive, metavar="NUMBER", help="Set the bandwidth in values; the largest integer is 1."
+        ),
     ] = 0.1,
     axes: Annotated[
         str | None,
         typer.Option(
-            metavar="LETTERS", help="ZYX, CYX, TZYX, ...: T times, C channels.", show_default="as stored, else ZYX"
+            metavar="LETTERS",
+            help="Name the axes: ZYX, CYX, TZYX, ...; T times, C channels.",
+            show_default="as stored, else ZYX",
         ),
     ] = None,
     physical: Annotated[
         bool, typer.Option("--physical", help="Take --sigma-space in the units of an OME-Zarr, not in samples.")
     ] = False,
+    device: Device = "auto",
     workers: Workers = 0,
     memory: Memory = None,
     scheduler: Scheduler = None,
     resume: Resume = False,
+    recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
     """Smooth arrays of any size and keep edges.
@@ -62,15 +77,4 @@ def filter_array(
 
     Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """
-    options = locals()
-    del options["as_json"]
-    with handle_errors():
-        started = time.perf_counter()
-        result = call_job("filter_array", **options)
-        seconds = time.perf_counter() - started
-        if as_json:
-            report = {"input": str(input), "output": str(output), "shape": result.shape, "axes": result.axes}
-            typer.echo(json.dumps([{**report, "tiles": result.num_tiles, "seconds": round(seconds, 3)}], indent=2))
-        elif sys.stdout.isatty():
-            shape = " x ".join(map(str, result.shape))
-            show(f"{input} -> {output}: {shape} ({result.axes}), {result.num_tiles} tiles in {seconds:.1f} s")
+    run_job("filter_array", split_paths(locals()))

@@ -16,7 +16,7 @@ import permutohedral as ph
 from permutohedral.apps.cli.shared import progress_bar
 from permutohedral.apps.io.figure import new_figure, save_figure
 from permutohedral.apps.jobs.batch import make_folder
-from permutohedral.apps.models.image_denoiser import Denoiser
+from permutohedral.apps.models.denoiser import Denoiser
 
 NOISE = 25 / 255
 # bandwidths in pixels and in color of the edge-aware filter, and of the features of the learned one
@@ -52,7 +52,7 @@ def run(folder: Path, steps: int) -> None:
     with torch.no_grad():
         trained = apply(layer, noisy)
     seconds = time.perf_counter() - started
-    denoised = Denoiser()(noisy, NOISE)
+    denoised = Denoiser.from_pretrained()(noisy, NOISE)
     console.print(
         f"Trained a lattice filter of {layer.weight.shape[0]} taps, 3 to 3 channels, on three other photos: "
         f"{steps} steps in {seconds:.1f} s."

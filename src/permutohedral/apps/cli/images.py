@@ -10,10 +10,11 @@ import typer
 from permutohedral.apps.cli.shared import (
     Device,
     Json,
+    Recursive,
     need_output,
     positive,
     reuse_freed_memory,
-    run_batch,
+    run_job,
     split_paths,
 )
 from permutohedral.apps.io.settings import SegmentationSettings
@@ -32,28 +33,19 @@ Paths = Annotated[
 Output = Annotated[
     Path, typer.Argument(metavar="OUTPUT", help="Result, - for an image on stdout, or a folder for several.")
 ]
-Guide = Annotated[Path, typer.Argument(metavar="GUIDE", help="Photo, or a folder of photos with the same names.")]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also process the folders in a folder.")]
-SigmaSpace = Annotated[float, typer.Option(callback=positive, metavar="PIXELS", help="Bandwidth in space.")]
-SigmaColor = Annotated[
-    float, typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth in color; black is 0, white is 1.")
+SigmaSpace = Annotated[
+    float, typer.Option(callback=positive, metavar="PIXELS", help="Set the bandwidth in space; larger is smoother.")
 ]
-SigmaSpaceByMode = Annotated[
-    float | None,
-    typer.Option("--sigma-space", min=0.01, metavar="PIXELS", help="Bandwidth in space.", show_default="by mode"),
+SigmaColor = Annotated[
+    float,
+    typer.Option(callback=positive, metavar="NUMBER", help="Set the bandwidth in color; black is 0, white is 1."),
 ]
 SigmaLuma = Annotated[
-    float, typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth in brightness; white is 1.")
+    float, typer.Option(callback=positive, metavar="NUMBER", help="Set the bandwidth in brightness; white is 1.")
 ]
-SigmaChroma = Annotated[
-    float, typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth in color, if GUIDE has colors.")
+Smoothness = Annotated[
+    float, typer.Option(min=0, metavar="NUMBER", help="Weigh smoothness against the data; larger is smoother.")
 ]
-Weight = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Image or .npy file, or folder: white, or 1, is certain, 0 is unknown."),
-]
-Unknown = Annotated[float | None, typer.Option(metavar="NUMBER", help="Number that marks unknown pixels of a map.")]
-Smoothness = Annotated[float, typer.Option(min=0, metavar="NUMBER", help="Weight of smoothness against the data.")]
 
 
 def _share(value: float) -> float:
@@ -74,15 +66,18 @@ def filter_image(
     sigma_color: SigmaColor = 0.1,
     method: Annotated[
         Literal["lattice", "dense", "exact", "auto"],
-        typer.Option(help="lattice: fast; dense, exact: more accurate; auto: most accurate at equal speed."),
+        typer.Option(
+            help="Choose lattice (fast), dense or exact (more accurate), or auto: most accurate at equal speed."
+        ),
     ] = "auto",
     halo: Annotated[
-        int, typer.Option(min=0, metavar="STEPS", help="Extra lattice points: slower and more accurate.")
+        int, typer.Option(min=0, metavar="STEPS", help="Add lattice points: slower and more accurate.")
     ] = 0,
     check: Annotated[bool, typer.Option("--check", help="Estimate the error, and warn if it is large.")] = False,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Force a backend; see permutohedral backends.")
     ] = None,
+    device: Device = "auto",
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
@@ -98,7 +93,7 @@ def filter_image(
 
     Example: permutohedral image filter noisy.png smooth.png --sigma-space 2 --check
     """
-    run_batch("filter_image", split_paths(locals()))
+    run_job("filter_image", split_paths(locals()))
 
 
 @image.command()
@@ -107,16 +102,17 @@ def denoise(
     sigma: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="NUMBER", help="Standard deviation of the noise; white is 255.", show_default="estimated"
+            min=0,
+            metavar="NUMBER",
+            help="State the standard deviation of the noise; white is 255.",
+            show_default="estimated",
         ),
     ] = None,
     strength: Annotated[
-        float, typer.Option(min=0, metavar="NUMBER", help="Factor of the removed noise: 0.5 leaves more texture.")
+        float,
+        typer.Option(min=0, metavar="NUMBER", help="Multiply the noise that is removed; 0.5 leaves more texture."),
     ] = 1.0,
-    model: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="auto, deep_small, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."),
-    ] = "auto",
+    device: Device = "auto",
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
@@ -129,7 +125,7 @@ def denoise(
     """
     arguments = split_paths(locals())
     reuse_freed_memory()
-    run_batch("denoise_image", arguments)
+    run_job("denoise_image", arguments)
 
 
 @image.command()
@@ -143,35 +139,43 @@ def segment(
     ],
     probabilities: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="A .npy file of floats [labels, height, width], or a folder of them."),
+        typer.Option(metavar="PATH", help="Read a .npy file of floats [labels, height, width], or a folder of them."),
     ] = None,
     trimap: Annotated[
-        bool, typer.Option("--trimap", help="LABELS has white foreground, black background, gray between.")
+        bool, typer.Option("--trimap", help="Read LABELS as white foreground, black background, and gray between.")
     ] = False,
     black_is_a_label: Annotated[
-        bool, typer.Option("--black-is-a-label", help="Black pixels of LABELS are not unknown.")
+        bool, typer.Option("--black-is-a-label", help="Take black pixels of LABELS for a label, not for unknown.")
     ] = False,
     overlay: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Image of the labels over the photo, or a folder for several.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Draw the labels over the photo into this image, or into a folder for several."
+        ),
     ] = None,
     certainty: Annotated[
-        float, typer.Option(callback=_share, metavar="NUMBER", help="Probability of a given label, below 1.")
+        float, typer.Option(callback=_share, metavar="NUMBER", help="Set the probability of a given label, below 1.")
     ] = _SEGMENTATION.certainty,
     sigma_space: SigmaSpace = _SEGMENTATION.sigma_space,
     sigma_color: SigmaColor = _SEGMENTATION.sigma_color,
     strength: Annotated[
-        float, typer.Option(min=0, metavar="NUMBER", help="Weight of pixels of similar color.")
+        float, typer.Option(min=0, metavar="NUMBER", help="Weigh pixels of similar color.")
     ] = _SEGMENTATION.strength,
     smoothness: Annotated[
-        float, typer.Option(min=0, metavar="NUMBER", help="Weight of neighboring pixels.")
+        float, typer.Option(min=0, metavar="NUMBER", help="Weigh neighboring pixels.")
     ] = _SEGMENTATION.smoothness,
     num_iterations: Annotated[
-        int, typer.Option(min=0, metavar="NUMBER", help="Mean-field iterations.")
+        int, typer.Option(min=0, metavar="NUMBER", help="Set the number of mean-field iterations.")
     ] = _SEGMENTATION.num_iterations,
     device: Device = "auto",
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="NUMBER", help="Photos of equal size in one call.", show_default="CPU 1, GPU 8"),
+        typer.Option(
+            min=1,
+            metavar="NUMBER",
+            help="Compute this many photos of equal size in one call.",
+            show_default="CPU 1, GPU 8",
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip photos that have a result of the same options.")
@@ -193,80 +197,15 @@ def segment(
     options = locals()
     if len(paths) != (3 if probabilities is None else 2) or (trimap and probabilities is not None):
         raise typer.BadParameter("pass PHOTO LABELS OUTPUT, or PHOTO OUTPUT --probabilities PATH without --trimap")
-    sources, *labels, output = options.pop("paths")
+    inputs, *labels, output = options.pop("paths")
     given = labels[0] if labels else None
-    options |= {"sources": sources, "output": output, "labels": None if trimap else given}
-    run_batch("segment_image", options | {"trimap": given if trimap else None})
-
-
-@image.command()
-def upsample(
-    sources: Annotated[Path, typer.Argument(metavar="COARSE", help="Small map, or a folder of maps.")],
-    guide: Guide,
-    output: Output,
-    mode: Annotated[
-        Literal["gaussian", "affine", "solver"],
-        typer.Option(help="gaussian: fast; affine: for maps that look like the guide; solver: best, slower."),
-    ] = "solver",
-    sigma_space: SigmaSpaceByMode = None,
-    sigma_luma: SigmaLuma = 0.12,
-    sigma_chroma: SigmaChroma = 0.05,
-    num_iterations: Annotated[
-        int | None, typer.Option(min=0, metavar="NUMBER", help="Corrections, or iterations.", show_default="by mode")
-    ] = None,
-    sampling: Annotated[
-        Literal["area", "point"],
-        typer.Option(
-            help="area: samples of the map are means of cells; point: every n-th pixel, else results overshoot."
-        ),
-    ] = "area",
-    smoothness: Smoothness = 0.3,
-    sample_weight: Weight = None,
-    unknown: Unknown = None,
-    recursive: Recursive = False,
-    as_json: Json = False,
-) -> None:
-    """Upsample small maps to the size of photos, along their edges.
-
-    Maps of depth, flow, labels or color: images of 8 and 16 bits, TIFF of floats, and .npy [height, width] or
-    [channels, height, width]. Results keep the units. NaN and transparent pixels are filled. Overwrites OUTPUT
-    atomically. If one of several maps fails, the others are still processed, and the exit code is 1.
-
-    Needs the extra images.
-
-    Example: permutohedral image upsample depth.png photo.jpg out.png
-
-    Example: permutohedral image upsample depth.npy photo.jpg out.npy --mode gaussian
-    """
-    run_batch("upsample_map", locals())
-
-
-@image.command()
-def solve(
-    sources: Annotated[Path, typer.Argument(metavar="MAP", help="Map of the size of the photo, or a folder of maps.")],
-    guide: Guide,
-    output: Output,
-    sample_weight: Weight = None,
-    smoothness: Smoothness = 0.3,
-    sigma_space: SigmaSpace = 8.0,
-    sigma_luma: SigmaLuma = 0.12,
-    sigma_chroma: SigmaChroma = 0.05,
-    unknown: Unknown = None,
-    recursive: Recursive = False,
-    as_json: Json = False,
-) -> None:
-    """Smooth maps along the edges of photos, and fill holes.
-
-    Takes the same maps as upsample, at the size of the photo. Overwrites OUTPUT atomically. Needs the extra images.
-
-    Example: permutohedral image solve depth.png photo.jpg out.png --unknown 0
-    """
-    run_batch("solve_map", locals())
+    options |= {"inputs": inputs, "output": output, "labels": None if trimap else given}
+    run_job("segment_image", options | {"trimap": given if trimap else None})
 
 
 @image.command()
 def colorize(
-    sources: Annotated[Path, typer.Argument(metavar="GRAY", help="Gray image, or a folder of gray images.")],
+    inputs: Annotated[Path, typer.Argument(metavar="GRAY", help="Gray image, or a folder of gray images.")],
     strokes: Annotated[
         Path, typer.Argument(metavar="STROKES", help="Image of strokes, or a folder with the same names.")
     ],
@@ -274,6 +213,7 @@ def colorize(
     sigma_space: SigmaSpace = 8.0,
     sigma_luma: SigmaLuma = 0.06,
     smoothness: Smoothness = 0.1,
+    device: Device = "auto",
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
@@ -284,4 +224,4 @@ def colorize(
 
     Example: permutohedral image colorize gray.png strokes.png out.png
     """
-    run_batch("colorize_image", locals())
+    run_job("colorize_image", locals())

@@ -102,40 +102,32 @@ def progress_bar() -> Iterator[Progress]:
         yield report
 
 
-def call_job(name: str, **options: Any) -> Any:
-    """Call a function of `permutohedral.apps` with a progress bar, print its warnings, and return its result."""
-    from permutohedral import apps
-
-    with warnings.catch_warnings(), progress_bar() as progress:
-        warnings.showwarning = lambda message, *_: show(f"note: {message}", err=True)
-        # by Pillow; `apps` has a limit of its own
-        warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
-        try:
-            return getattr(apps, name)(**options, progress=progress)
-        except KeyboardInterrupt as error:
-            error.args = ("the same command with --resume continues",) * ("resume" in options)
-            raise
-
-
-def run_batch(name: str, options: dict[str, Any]) -> None:
-    """Call a function of `permutohedral.apps` on a batch of files, and report the results.
+def run_job(name: str, options: dict[str, Any]) -> None:
+    """Call a function of `permutohedral.apps` with a progress bar, and print its warnings and its results.
 
     `options` are the parameters of the command: the arguments of the function, `as_json`, and optionally `backend`.
     Exits with code 1 if a file failed.
     """
     as_json, backend = options.pop("as_json"), options.pop("backend", None)
     to_stdout = options["output"] == STREAM
-    with handle_errors():
+    with handle_errors(), warnings.catch_warnings(), progress_bar() as progress:
         if to_stdout and as_json:
             raise InputError("an image and JSON cannot both go to stdout; name a file for the image")
         if to_stdout and sys.stdout.isatty():
             raise InputError("the image would go to the terminal; redirect stdout, or name a file")
         import permutohedral as ph
 
-        with ph.backends.use(backend):
-            results = call_job(name, errors="report", **options)
+        warnings.showwarning = lambda message, *_: show(f"note: {message}", err=True)
+        # by Pillow; `apps` has a limit of its own
+        warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
+        try:
+            with ph.backends.use(backend):
+                results = getattr(ph.apps, name)(**options, errors="report", progress=progress)
+        except KeyboardInterrupt as interruption:
+            interruption.args = ("the same command with --resume continues",) * ("resume" in options)
+            raise
     if as_json:
-        typer.echo(json.dumps([result.as_json() for result in results], indent=2))
+        typer.echo(json.dumps([result.to_json() for result in results], indent=2))
     elif sys.stdout.isatty():
         for result in results:
             show(result.describe(), err=to_stdout)
@@ -157,9 +149,9 @@ def need_output(paths: list[Path]) -> list[Path]:
 
 
 def split_paths(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the parameter `paths` of a command by `sources` and `output`."""
-    *sources, output = options.pop("paths")
-    return {"sources": sources, "output": output, **options}
+    """Replace the parameter `paths` of a command by `inputs` and `output`."""
+    *inputs, output = options.pop("paths")
+    return {"inputs": inputs, "output": output, **options}
 
 
 def positive(value: float) -> float:
@@ -169,5 +161,8 @@ def positive(value: float) -> float:
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON; default: print lines of text.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also process the folders in a folder.")]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="Compute on cpu, cuda, cuda:1, mps, or auto: a CUDA GPU if there is one.")
+]

@@ -114,6 +114,22 @@ def is_store(path: Path) -> bool:
     return any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
+def is_array(path: Path) -> bool:
+    """Return whether a path is one input: a store, a file, or missing."""
+    return not path.is_dir() or is_store(path)
+
+
+def list_arrays(folder: Path, recursive: bool = False) -> list[Path]:
+    """Return the Zarr stores and TIFF files of a folder by name."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not is_store(path):
+            found += list_arrays(path, True) if recursive else []
+        elif path.is_dir() or path.suffix.lower() in _TIFF_SUFFIXES:
+            found.append(path)
+    return found
+
+
 def is_replaceable(path: Path) -> bool:
     """Return whether `create_store` wrote a store, and nothing was added to its group, such as labels."""
     if read_settings(path) is None:

@@ -81,6 +81,17 @@ def read_cloud(path: str | Path) -> Cloud:
     return Cloud(torch.from_numpy(positions), None if labels is None else _class_numbers(labels))
 
 
+def list_clouds(folder: Path, recursive: bool = False, suffixes: tuple[str, ...] = tuple(_FORMATS)) -> list[Path]:
+    """Return the point clouds of a folder by name."""
+    paths = folder.rglob("*") if recursive else folder.iterdir()
+    return sorted(path for path in paths if path.suffix.lower() in suffixes and path.is_file())
+
+
+def list_scans(folder: Path, recursive: bool = False) -> list[Path]:
+    """Return the `.las` and `.laz` files of a folder by name."""
+    return list_clouds(folder, recursive, (".las", ".laz"))
+
+
 def check_format(path: Path) -> str:
     """Return the format of a file by its suffix; raise `InputError` if it is unknown."""
     suffix = path.suffix.lower()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from torch import Tensor
 from permutohedral.apps.io import sixteen_bit, tiff
 from permutohedral.apps.io.atomic import write_bytes
 from permutohedral.apps.io.limits import check_size
-from permutohedral.apps.io.metadata import Metadata, find_lost, read_metadata, save_options
+from permutohedral.apps.io.metadata import Metadata, read_metadata, save_options
 from permutohedral.apps.io.settings import STREAM
 from permutohedral.errors import DataError, InputError, PermutohedralError, StorageError
 
@@ -164,12 +165,8 @@ def _read(image: Image.Image, source: tiff.Source, name: object, max_pixels: int
         found = _convert(ImageOps.exif_transpose(image), name, transparent)
     height, width = found.pixels.shape[1:]
     metadata = read_metadata(image, (width, height))
-    dropped = sixteen_bit.dropped_bits(image, source)
     if image.mode == "CMYK":
-        colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
-        dropped = f"{colors}, converted to RGB"
-    if dropped is not None:
-        metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
+        warnings.warn(f"{name} has CMYK colors, converted to RGB without their profile", stacklevel=3)
     palette = bytes(image.getpalette("RGB") or ()) if image.mode == "P" else b""
     return replace(found, metadata=metadata, format=image.format, palette=palette)
 
@@ -260,17 +257,17 @@ def _check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
         raise InputError(f"cannot write {path}: 16-bit colors and transparency need .png or .tif")
 
 
-def write_image(image: ImageData, path: Path) -> list[str]:
+def write_image(image: ImageData, path: Path) -> None:
     """Write an image atomically in the format of the ending; "-" is stdout.
 
-    Returns the names of the metadata that the format cannot hold. Raises `InputError` if it cannot hold the image.
+    Metadata is kept as far as the format holds it. Raises `InputError` if it cannot hold the image.
     """
     check_output(path)
     # in memory first: Pillow's encoders ignore a short write to a full disk
-    content, lost = encode_image(image, path)
+    content = encode_image(image, path)
     if path != STREAM:
         write_bytes(path, content)
-        return lost
+        return
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
         raise StorageError("cannot write to stdout: it is closed, or takes text only")
@@ -282,19 +279,17 @@ def write_image(image: ImageData, path: Path) -> list[str]:
         stream.flush()
     except OSError as error:
         raise StorageError(f"cannot write to stdout: {error.strerror or error}") from error
-    return lost
 
 
-def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
-    """Return the content that `write_image` writes, and the names of the metadata that are lost."""
+def encode_image(image: ImageData, path: Path) -> bytes:
+    """Return the content that `write_image` writes."""
     integers, kind, metadata = _to_integers(image), _output_format(image, path), image.metadata
     _check_format(kind, path, integers.shape[2], integers.dtype == np.uint16)
     # a format may limit the length of metadata; the image is worth more
     attempts = [metadata, Metadata(metadata.color_profile, dpi=metadata.dpi), Metadata()]
     for number, attempt in enumerate(attempts):
         try:
-            content, kept = _encode(integers, kind, attempt, path)
-            return content, find_lost(metadata, kept)
+            return _encode(integers, kind, attempt, path)
         except (InputError, ModuleNotFoundError):
             raise
         # encoders raise any exception for an image they cannot hold
@@ -305,21 +300,17 @@ def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _encode(integers: NDArray[Any], kind: str, metadata: Metadata, path: Path) -> tuple[bytes, Metadata]:
-    """Return the content of a file, and the metadata in it."""
+def _encode(integers: NDArray[Any], kind: str, metadata: Metadata, path: Path) -> bytes:
     if integers.dtype == np.uint16 and integers.shape[2] > 1:
         return sixteen_bit.encode_wide(integers, kind, metadata)
     if integers.shape[2] < 3 and kind in _RGB_ONLY:
         metadata = replace(metadata, color_profile=None)
     image, file = Image.fromarray(integers.squeeze(2) if integers.shape[2] == 1 else integers), io.BytesIO()
     image.save(file, format=kind, **_SAVE_OPTIONS.get(kind, {}), **save_options(metadata, kind))
-    try:
-        written = Image.open(file)
     # Pillow writes some formats that it does not read
-    except UnidentifiedImageError:
-        return file.getvalue(), Metadata()
-    _check_written(written, integers, path)
-    return file.getvalue(), read_metadata(written, written.size)
+    with suppress(UnidentifiedImageError):
+        _check_written(Image.open(file), integers, path)
+    return file.getvalue()
 
 
 def _check_written(written: Image.Image, integers: NDArray[Any], path: Path) -> None:

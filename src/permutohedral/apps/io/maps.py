@@ -117,8 +117,8 @@ def check_map_output(path: Path, source: Path) -> None:
         raise InputError(f"cannot write {path}: the numbers of {source} need a file of floats, .npy or .tif")
 
 
-def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
-    """Write a map with the range and the bits of `like`; return the names of the metadata that are lost."""
+def write_map(values: Tensor, like: Map, path: Path) -> None:
+    """Write a map with the range and the bits of `like`."""
     array = values.detach().cpu().numpy()
     array = array[0] if len(array) == 1 else array
     if like.dtype is not None:
@@ -127,7 +127,8 @@ def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
     if path.suffix.lower() == _ARRAY:
         np.save(content, array)
     elif like.image is not None:
-        return write_image(replace(like.image, pixels=values / like.image.levels, alpha=None), path)
+        write_image(replace(like.image, pixels=values / like.image.levels, alpha=None), path)
+        return
     elif path.suffix.lower() not in _TIFF:
         raise InputError(f"cannot write {path}: floats need .npy or .tif")
     else:
@@ -136,4 +137,3 @@ def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
         planes: dict[str, Any] = {"planarconfig": "separate", "photometric": "minisblack"} if array.ndim == 3 else {}
         tifffile.imwrite(content, array, **planes)
     write_bytes(path, content.getvalue())
-    return []

@@ -30,7 +30,7 @@ _NO_RESOLUTION = ((1.0, 1.0), (72.0, 72.0))
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata of an image.
+    """Metadata of an image, which writers keep as far as their format holds it.
 
     Attributes:
         color_profile: ICC profile.
@@ -38,7 +38,6 @@ class Metadata:
         dpi: pixels per inch, in x and y.
         text: texts by name; the comment of JPEG and GIF is "Comment".
         xmp: XMP packet.
-        unreadable: names of the parts that are damaged or cannot be read.
     """
 
     color_profile: bytes | None = None
@@ -46,22 +45,20 @@ class Metadata:
     dpi: tuple[float, float] | None = None
     text: Mapping[str, str] = field(default_factory=dict)
     xmp: bytes | None = None
-    unreadable: tuple[str, ...] = ()
 
 
 def read_metadata(image: Image.Image, size: tuple[int, int]) -> Metadata:
     """Read the metadata of `image`; `size` is the width and height after it was turned upright."""
-    unreadable: tuple[str, ...] = ()
     try:
         exif = _kept_exif(image, size)
     # damaged EXIF raises any exception, and the pixels are still good
     except Exception:
-        exif, unreadable = None, ("EXIF",)
+        exif = None
     profile = image.info.get("icc_profile") if image.mode in _MODES_OF_PROFILES else None
     xmp = image.info.get("xmp")
     if xmp:
         xmp = _XMP_ORIENTATION.sub(rb"\g<1>1", xmp.encode() if isinstance(xmp, str) else xmp)
-    return Metadata(profile or None, exif, _resolution(image), _texts(image), xmp or None, unreadable)
+    return Metadata(profile or None, exif, _resolution(image), _texts(image), xmp or None)
 
 
 def _kept_exif(image: Image.Image, size: tuple[int, int]) -> bytes | None:
@@ -115,18 +112,3 @@ def save_options(metadata: Metadata, kind: str | None) -> dict[str, Any]:
     elif kind in ("JPEG", "MPO", "GIF") and "Comment" in metadata.text:
         options["comment"] = metadata.text["Comment"].encode()
     return options
-
-
-def find_lost(metadata: Metadata, kept: Metadata) -> list[str]:
-    """Return the names of the metadata that are not among those `kept` by a file."""
-    lost = list(metadata.unreadable)
-    if metadata.color_profile and not kept.color_profile:
-        lost.append("color profile")
-    if metadata.exif and not kept.exif:
-        lost.append("EXIF")
-    if metadata.dpi and not (kept.dpi or (kept.exif and metadata.exif)):
-        lost.append("resolution")
-    lost += [f"text {name!r}" for name in metadata.text if name not in kept.text]
-    if metadata.xmp and not kept.xmp:
-        lost.append("XMP")
-    return lost

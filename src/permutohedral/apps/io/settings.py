@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ PathLike = str | os.PathLike[str]
 Progress = Callable[[float, float, str], None]
 # stdin as a source, stdout as an output
 STREAM = Path("-")
-# extent of a tile with its margins, in pixels; an image of no more pixels is filtered in one call
-TILE = 2048
+# share of white beyond which all colors are alike
+_LARGEST_SIGMA = 2.0
 
 
 @dataclass(frozen=True)
@@ -118,15 +120,35 @@ def digest(description: Any) -> str:
     return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
+def check_count(name: str, value: int, least: int = 0) -> None:
+    """Raise `InputError` unless a number is whole and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} is {value!r}; pass a whole number of at least {least}")
+
+
+def warn_of_large_sigma(sigma_color: float) -> None:
+    """Warn about a bandwidth over colors in units of 255, where white is 1."""
+    if _LARGEST_SIGMA < sigma_color < math.inf:
+        warnings.warn(
+            f"sigma_color is {sigma_color:g}, but white is 1, so colors hardly matter; pass {sigma_color / 255:.2g} "
+            f"for {sigma_color:g} of 255",
+            stacklevel=3,
+        )
+
+
 def choose_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if there is none."""
+    """Return the device for "cpu", "cuda", "cuda:1", "mps", or "auto": a CUDA GPU if there is one, else the CPU."""
     import torch
 
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device is {name!r}; pass auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is 'cuda', but torch finds no GPU; pass cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise InputError(f"device is {name!r}; pass auto, cpu, cuda, cuda:1 or mps")
+    kind, _, index = name.partition(":")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and int(index or 0) >= gpus:
+        raise InputError(f"device is {name!r}, but torch finds {gpus or 'no'} CUDA GPUs; pass cpu or auto")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise InputError("device is 'mps', which torch does not find; pass cpu or auto")
+    return torch.device("cuda" if gpus else "cpu") if kind == "auto" else torch.device(name)
 
 
 @contextmanager

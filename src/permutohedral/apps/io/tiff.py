@@ -126,8 +126,8 @@ def turn_upright(numbers: NDArray[np.uint16], orientation: int | None) -> NDArra
     return np.ascontiguousarray(numbers)
 
 
-def encode_wide_colors(numbers: NDArray[np.uint16], metadata: Metadata) -> tuple[bytes, Metadata]:
-    """Encode `[height, width, 2 to 4 channels]` of 16 bits; also return the metadata that the file holds."""
+def encode_wide_colors(numbers: NDArray[np.uint16], metadata: Metadata) -> bytes:
+    """Encode `[height, width, 2 to 4 channels]` of 16 bits with color profile, resolution and XMP."""
     import tifffile
 
     content, channels = io.BytesIO(), numbers.shape[2]
@@ -147,4 +147,4 @@ def encode_wide_colors(numbers: NDArray[np.uint16], metadata: Metadata) -> tuple
         software=False,
         **options,
     )
-    return content.getvalue(), Metadata(metadata.color_profile, dpi=metadata.dpi, xmp=metadata.xmp)
+    return content.getvalue()

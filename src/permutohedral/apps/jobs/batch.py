@@ -1,4 +1,4 @@
-"""Batches of files: sources, outputs, companion files, and the result for each file."""
+"""Batches of files: inputs, outputs, companion files, and the result for each file."""
 
 from __future__ import annotations
 
@@ -11,66 +11,80 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
 from permutohedral.apps.io.image import check_output, format_of, list_images
 from permutohedral.apps.io.settings import STREAM, PathLike, Progress, check_outputs, to_path
 from permutohedral.errors import DataError, InputError, PermutohedralError
 
 # a file, a folder, or several of both
-Sources = PathLike | Sequence[PathLike]
+Inputs = PathLike | Sequence[PathLike]
 Errors = Literal["raise", "report"]
-# a source and the file for its result
+# an input and the file for its result
 Pair = tuple[Path, Path]
 # threads that read, and threads that write
 _THREADS = 4
 
 
 @dataclass(frozen=True)
-class FileResult:
-    """Result for one file; each job adds its measures.
+class JobResult:
+    """Result of a job for one file; each job adds its measures.
 
     Attributes:
-        source: input file.
+        input: file that was read.
         output: file with the result.
-        error: reason why there is no result, None if there is one.
-        lost: names of the metadata that the format of the output cannot hold.
-        height: in pixels.
-        width: in pixels.
         seconds: duration without reading and writing.
+        error: reason why there is no result, None if there is one.
     """
 
-    source: Path
+    input: Path
     output: Path
-    error: str | None = None
-    lost: tuple[str, ...] = ()
-    height: int | None = None
-    width: int | None = None
     seconds: float | None = None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON, which has neither paths nor infinity."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     def describe(self) -> str:
         """Return one line of text."""
-        return f"{self.source}: failed" if self.error is not None else f"wrote {self.output}{self._details()}"
+        return f"{self.input}: failed" if self.error is not None else f"wrote {self.output}{self._details()}"
 
     def _details(self) -> str:
         return ""
 
     def notes(self) -> list[str]:
         """Return warnings about the result."""
-        return [f"{self.output} lacks metadata of {self.source}: {', '.join(self.lost)}"] if self.lost else []
+        return []
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON, which has neither paths nor infinity."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+
+@dataclass(frozen=True)
+class ImageResult(JobResult):
+    """Result of a job on images; see `JobResult`.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+    """
+
+    height: int | None = None
+    width: int | None = None
+
+    def _details(self) -> str:
+        return f": {self.width} x {self.height} pixels, in {self.seconds:.2f} s"
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
 
 
-Result = TypeVar("Result", bound=FileResult)
+Result = TypeVar("Result", bound=JobResult)
 Item = TypeVar("Item")
 Computed = TypeVar("Computed")
 
@@ -113,7 +127,7 @@ def process_in_stages(
         compute: called on this thread with up to `batch_size` items of one key, and a function for the share done.
         write: called with source, output, item and what was computed for it.
         result_type: type of the result of a file that fails.
-        files: sources and outputs.
+        files: inputs and outputs.
         errors, progress: see `filter_image`.
         batch_size: number of items in a call. Twice as many are in memory before it, and after it.
     """
@@ -183,35 +197,37 @@ def process_in_stages(
 
 
 def plan_files(
-    sources: Sources,
+    inputs: Inputs,
     output: PathLike,
     recursive: bool = False,
     *companions: Path | None,
     suffix: str | None = None,
     list_folder: Callable[[Path, bool], list[Path]] = list_images,
+    is_input: Callable[[Path], bool] = lambda path: not path.is_dir(),
     check: Callable[[Path, Path], None] = lambda output, source: check_output(output),
 ) -> list[Pair]:
-    """Pair sources with outputs, and create folders for the outputs; raise `InputError` if they do not fit.
+    """Pair inputs with outputs, and create folders for the outputs; raise `InputError` if they do not fit.
 
-    Raises `DataError` if a single source is missing.
+    Raises `DataError` if a single input is missing.
 
     Args:
-        sources, output, recursive: see `filter_image`.
-        companions: other inputs, files or folders; see `find_companion`.
-        suffix: of results in a folder; default: that of the source.
-        list_folder: lists the sources in a folder.
-        check: raises if the result of a single source cannot be written.
+        inputs, output, recursive: see `filter_image`.
+        companions: other files that are read, or folders of them; see `find_companion`.
+        suffix: of results in a folder; default: that of the input.
+        list_folder: lists the inputs in a folder.
+        is_input: returns whether a path is one input, not a folder of inputs.
+        check: raises if the result of a single input cannot be written.
     """
-    is_one = isinstance(sources, str | os.PathLike) or not isinstance(sources, Iterable)
-    given: Any = [sources] if is_one else sources
-    paths = [to_path("sources", source) for source in given]
+    is_one = isinstance(inputs, str | os.PathLike) or not isinstance(inputs, Iterable)
+    given: Any = [inputs] if is_one else inputs
+    paths = [to_path("inputs", path) for path in given]
     output = to_path("output", output)
-    if len(paths) == 1 and not paths[0].is_dir():
+    if len(paths) == 1 and is_input(paths[0]):
         [source] = paths
         # one of several that is missing is an error of that file
         if source != STREAM and not source.exists():
             raise DataError(f"there is no file or folder {source}")
-        if output.is_dir():
+        if output.is_dir() and not (is_input(output) or output.suffix == suffix):
             if source == STREAM:
                 raise InputError(f"cannot write {output}: it is a folder; name a file for the image from stdin")
             output = _result(output, source.name, suffix)
@@ -220,10 +236,14 @@ def plan_files(
         return [(source, output)]
     if STREAM in (*paths, output):
         raise InputError("- is one image on stdin or stdout; name a folder for the results of several")
-    if not output.is_dir() and (output.exists() or format_of(output) is not None):
+    names_file = format_of(output) is not None or (suffix is not None and output.suffix == suffix)
+    if names_file or (output.exists() and not output.is_dir()):
         raise InputError(f"output {output} is a file, but there are several inputs; name a folder for their results")
-    listed = [(path, name) for source in paths for path, name in _sources(source, output, recursive, list_folder)]
-    pairs = [(path, _result(output, name, suffix)) for path, name in listed]
+    pairs = [
+        (path, _result(output, name, suffix))
+        for source in paths
+        for path, name in _list_inputs(source, output, recursive, list_folder, is_input)
+    ]
     check_outputs(input_files(pairs, companions), [result for _, result in pairs])
     for place in companions:
         _check_companion_names(place, pairs)
@@ -237,7 +257,7 @@ def _result(folder: Path, name: str | Path, suffix: str | None) -> Path:
 
 
 def input_files(files: Sequence[Pair], companions: Iterable[Path | None]) -> list[Path]:
-    """Return all files that a job may read: the sources, and companions with everything in their folders."""
+    """Return all files that a job may read: the inputs, and companions with everything in their folders."""
     found = [source for source, _ in files]
     for place in companions:
         if place is not None:
@@ -245,15 +265,19 @@ def input_files(files: Sequence[Pair], companions: Iterable[Path | None]) -> lis
     return found
 
 
-def _sources(
-    source: Path, output: Path, recursive: bool, list_folder: Callable[[Path, bool], list[Path]]
+def _list_inputs(
+    source: Path,
+    output: Path,
+    recursive: bool,
+    list_folder: Callable[[Path, bool], list[Path]],
+    is_input: Callable[[Path], bool],
 ) -> list[tuple[Path, str | Path]]:
     """Return files and their names in the folder of the results."""
-    if not source.is_dir():
+    if is_input(source):
         return [(source, source.name)]
     if output.resolve() == source.resolve():
         raise InputError(f"the results would overwrite the files in {source}; name another folder")
-    # a folder with earlier results may lie in the folder of sources
+    # a folder with earlier results may lie in the folder of inputs
     paths = [path for path in list_folder(source, recursive) if not path.resolve().is_relative_to(output.resolve())]
     if not paths:
         hint = "" if recursive else "; --recursive also searches its folders"
@@ -270,7 +294,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _check_companion_names(place: Path | None, files: Sequence[Pair]) -> None:
-    """Raise before any work if two sources would have the same companion in the folder `place`."""
+    """Raise before any work if two inputs would have the same companion in the folder `place`."""
     known: dict[str, Path] = {}
     for source, _ in files if place is not None and place.is_dir() else ():
         other = known.setdefault(source.stem, source)
@@ -295,3 +319,14 @@ def find_companion(place: Path, source: Path, suffix: str | None = None) -> Path
         error = InputError if found else DataError
         raise error(f"{place} has {len(found) or 'no'} files named {source.stem}{suffix or '.*'}; {source} needs one")
     return found[0]
+
+
+def size_of(pixels: Tensor) -> str:
+    """Return width and height of `[..., height, width]` for messages."""
+    return f"{pixels.shape[-1]} x {pixels.shape[-2]}"
+
+
+def check_same_size(path: Path, found: Tensor, source: Path, pixels: Tensor, advice: str = "scale one of them") -> None:
+    """Raise `InputError` unless the content of two files `[..., height, width]` has the same size."""
+    if found.shape[-2:] != pixels.shape[-2:]:
+        raise InputError(f"{path} has {size_of(found)} pixels, but {source} has {size_of(pixels)}; {advice}")

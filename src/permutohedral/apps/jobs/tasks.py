@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from permutohedral.apps.io.settings import Progress
 from permutohedral.errors import BackendUnavailable, InputError, MemoryLimitError
 
 
@@ -16,17 +15,11 @@ class TaskPool:
     def __init__(self, client: Any = None) -> None:
         self.client = client
 
-    def run(self, tasks: Sequence[Any], stage: str, progress: Progress | None = None) -> None:
-        """Compute tasks and drop their results; call `progress` after each.
+    def run(self, tasks: Sequence[Any]) -> Iterator[None]:
+        """Compute tasks and drop their results; yield after each.
 
         Raises `BackendUnavailable` if all workers were lost, `MemoryLimitError` if a task killed several of them.
         """
-        for done, _ in enumerate(self._compute(tasks), start=1):
-            if progress is not None:
-                progress(done, len(tasks), stage)
-
-    def _compute(self, tasks: Sequence[Any]) -> Iterator[None]:
-        """Yield after each task; its first error is raised."""
         if self.client is None:
             for task in tasks:
                 task.compute(scheduler="synchronous")
@@ -57,9 +50,10 @@ def open_pool(workers: int = 0, memory: str | None = None, scheduler: str | None
 
     >>> from dask.delayed import delayed
     >>> with open_pool() as pool:
-    ...     pool.run([delayed(print)("a"), delayed(print)("b")], "printing")
+    ...     len(list(pool.run([delayed(print)("a"), delayed(print)("b")])))
     a
     b
+    2
     """
     from dask.utils import parse_bytes
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import permutohedral as ph
 from permutohedral.apps.io.image import ImageData, read_image, write_image
 from permutohedral.apps.io.maps import read_map
 from permutohedral.apps.io.settings import SegmentationSettings
-from permutohedral.apps.jobs.segmentation import follow_edges
-from permutohedral.apps.models.image_denoiser import Denoiser
+from permutohedral.apps.jobs.segment_image import follow_edges
+from permutohedral.apps.models.denoiser import Denoiser
 from permutohedral.apps.models.noise_level import estimate_noise
 from permutohedral.apps.playground.jobs import Job
 from permutohedral.apps.playground.photos import (
@@ -114,18 +114,22 @@ def denoise_photo(photo: Photo, noisy: ImageData, job: Job, progress: Callable[[
     return Result(make_layer(clean, noisy.alpha), seconds, details, files)
 
 
-def preview_denoised(noisy: ImageData, options: dict[str, Any]) -> Layer:
-    """Denoise the middle of the photo, with a fast model in place of a deep one.
+@cache
+def _denoiser() -> Denoiser:
+    return Denoiser.from_pretrained()
 
-    >>> options = {"model": "cnn", "strength": 1.0, "sigma": 20.0}
+
+def preview_denoised(noisy: ImageData, options: dict[str, Any]) -> Layer:
+    """Denoise the middle of the photo.
+
+    >>> options = {"strength": 1.0, "sigma": 20.0}
     >>> preview_denoised(ImageData(torch.rand(3, 200, 300)), options).region
     (102, 52, 96, 96)
     """
     top, left = (max(0, extent // 2 - _MIDDLE // 2) for extent in noisy.pixels.shape[1:])
     middle = (slice(None), slice(top, top + _MIDDLE), slice(left, left + _MIDDLE))
     level = estimate_noise(noisy.pixels) if options["sigma"] is None else options["sigma"] / 255
-    model = "pcnn_cnn" if options["model"] in ("auto", "deep_small") else options["model"]
-    clean = Denoiser(model)(noisy.pixels[middle], options["strength"] * level)
+    clean = _denoiser()(noisy.pixels[middle], options["strength"] * level)
     return make_layer(clean, None if noisy.alpha is None else noisy.alpha[middle], 1, (left, top))
 
 

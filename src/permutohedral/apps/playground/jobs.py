@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """One call of a function of `permutohedral.apps`: its name, its files, the output last, and its options.
+    """One call of a function of `permutohedral.apps`: its name, its input and output, and its options.
 
     Options that are None are left out.
 
@@ -21,7 +21,7 @@ class Job:
     """
 
     function: str
-    files: tuple[str | Path, ...]
+    files: tuple[str | Path, str | Path]
     options: dict[str, Any]
 
     def run(self, progress: Callable[[float], None], **more: Any) -> Any:
@@ -46,14 +46,15 @@ class Job:
     def command(self) -> str:
         """The line for a shell that makes the same call."""
         options = self._given()
+        group = self.function.partition("_")[2]
         files = [str(file) for file in self.files]
-        # the command takes labels by position
-        files[1:1] = [options.pop("labels")] if "labels" in options else []
+        # the command takes these by position
+        files[1:1] = [str(options.pop(name)) for name in ("labels", "guide") if name in options]
         # a name that begins with a dash looks like an option
         words = [f"./{file}" if file.startswith("-") else file for file in files]
         for name, value in options.items():
             words += ["--" + name.replace("_", "-"), str(value)]
-        return shlex.join(["permutohedral", "image", self.function.partition("_")[0], *words])
+        return shlex.join(["permutohedral", group, self.function.partition("_")[0], *words])
 
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if value is not None}

@@ -116,4 +116,4 @@ def shrink(pixels: Tensor, factor: int) -> Tensor:
 
 def encode_png(image: ImageData) -> bytes:
     """Return the PNG file of an image, the same as the functions of `permutohedral.apps` write."""
-    return encode_image(image, Path("image.png"))[0]
+    return encode_image(image, Path("image.png"))

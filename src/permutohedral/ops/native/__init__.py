@@ -47,6 +47,7 @@ from permutohedral.ops.native.bridge import (
     run_kernel,
     written,
 )
+from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations
 
 # rows that `_sum_rows` adds one after another
 _ROWS_TOGETHER = 512
@@ -377,6 +378,26 @@ class Native(Backend):
         if out.numel() > 0:
             core(dtype).slice_planes(lattice_values, (vertices, barycentric), written(out), bridge.threads(out.numel()))
         return out.to(lattice_values.dtype)
+
+    def sum_axis_neighbors(self, lattice_values: Tensor, neighbors: AxisNeighbors) -> Tensor:
+        rows, work = neighbors.rows, neighbors.rows.numel() * lattice_values.shape[1]
+        return run_kernel("sum_axis_neighbors", lattice_values.shape, work, lattice_values, rows)
+
+    def solve_smooth(
+        self, equations: SmoothEquations, right: Tensor, start: Tensor, iterations: int, tolerance: float
+    ) -> Tensor:
+        cells, smoothness, data = equations.cells, equations.smoothness, equations.data
+        points: tuple[Any, ...] = (smoothness.neighbors.rows[:0], data[:0]), data[:0], [], []
+        if cells is not None:
+            points = (cells.vertices, cells.barycentric), equations.weights, list(cells.coarse), list(cells.fine)
+            data = data[:0]
+        rows = smoothness.neighbors.rows, smoothness.scale, smoothness.mass[:, 0], equations.strength[0]
+        solution = bridge.empty(right.shape, right.dtype).copy_(start)
+        if solution.numel() > 0:
+            given = (*rows, equations.diagonal, data, *points), right
+            threads = bridge.threads(rows[0].numel() * right.shape[1])
+            core(right.dtype).solve_smooth(*given, written(solution), iterations, tolerance, threads)
+        return solution
 
     def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved]:
         """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""

@@ -15,18 +15,10 @@ if TYPE_CHECKING:
     from permutohedral.apps.playground.photos import Layer
 
 # values of the controls at the start: the defaults of `permutohedral image denoise`
-START: dict[str, Any] = {"sigma": None, "strength": 1.0, "model": "auto"}
+START: dict[str, Any] = {"sigma": None, "strength": 1.0}
 _ESTIMATED = 0.0
 _NOISE = (5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
 _STRENGTH = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 2.0)
-_MODELS = {
-    "auto": "auto: deep, slow",
-    "deep_small": "deep_small: better, slow",
-    "pcnn_cnn": "pcnn_cnn: fast",
-    "pcnn": "pcnn",
-    "pcnn_gauss": "pcnn_gauss",
-    "cnn": "cnn",
-}
 
 
 class DenoisePanel(Panel):
@@ -37,7 +29,6 @@ class DenoisePanel(Panel):
 
     def add_controls(self) -> None:
         self._strength = Slider("strength", _STRENGTH, START["strength"], "", self.refresh)
-        self._model = Choice("model", _MODELS, START["model"], self.refresh)
         noise = {_ESTIMATED: "estimated", **{sigma: f"{sigma:g} of 255" for sigma in _NOISE}}
         self._sigma = Choice("noise in the photo", noise, _ESTIMATED, self.refresh)
         self._added = Slider("noise to add first", (0.0, *_NOISE), 0.0, " of 255", self.refresh)
@@ -51,7 +42,7 @@ class DenoisePanel(Panel):
 
     def options(self) -> dict[str, Any]:
         sigma = None if self._sigma.value == _ESTIMATED else float(self._sigma.value)
-        return {"sigma": sigma, "strength": self._strength.value, "model": self._model.value}
+        return {"sigma": sigma, "strength": self._strength.value}
 
     def job(self) -> Job:
         # noise of the page is in a file to download
@@ -60,7 +51,7 @@ class DenoisePanel(Panel):
 
     def compute(self) -> None:
         photo, options, added, number = self.photo, self.options(), self._added.value, self.number
-        kind = (photo.num_pixels, options["model"])
+        kind = (photo.num_pixels, "denoise")
         folder = self.session.folder(self.title)
 
         def request(check: Check) -> Steps:

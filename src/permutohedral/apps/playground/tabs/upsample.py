@@ -29,7 +29,7 @@ _SIGMA = (0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5)
 def upsample_job(coarse: str | Path, guide: str | Path, output: str | Path, options: dict[str, Any]) -> Job:
     """Return the job of this tab; smoothness is an option of the mode "solver"."""
     smoothness = options["smoothness"] if options["mode"] == "solver" else None
-    return Job("upsample_map", (coarse, guide, output), {**options, "smoothness": smoothness})
+    return Job("upsample_map", (coarse, output), {"guide": guide, **options, "smoothness": smoothness})
 
 
 class UpsamplePanel(Panel):

@@ -1,0 +1,57 @@
+"""`permutohedral map fill`: fill the holes of maps along the edges of photos."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.apps.io.settings import PathLike, Progress
+from permutohedral.apps.jobs.batch import Errors, Inputs
+from permutohedral.apps.jobs.guided_maps import SIGMA_CHROMA, SIGMA_LUMA, SIGMA_SPACE, GuidedMap, Task, process_maps
+
+
+def fill_map(
+    inputs: Inputs,
+    output: PathLike,
+    *,
+    guide: PathLike,
+    sample_weight: PathLike | None = None,
+    smoothness: float = 0.3,
+    sigma_space: float = SIGMA_SPACE,
+    sigma_luma: float = SIGMA_LUMA,
+    sigma_chroma: float = SIGMA_CHROMA,
+    unknown: float | None = None,
+    device: str = "auto",
+    recursive: bool = False,
+    errors: Errors = "raise",
+    progress: Progress | None = None,
+) -> list[GuidedMap]:
+    """Fill the holes of maps along the edges of photos of the same size, and keep what is known.
+
+    Args:
+        inputs, output, guide, sample_weight: see `upsample_map`. Samples of weight 0 are filled.
+        smoothness: see `ph.bilateral_solver`.
+        sigma_space: bandwidth in pixels.
+        sigma_luma, sigma_chroma, unknown: see `upsample_map`.
+        device, recursive, errors, progress: see `filter_image`, also for the exceptions.
+
+    Returns:
+        One result per map.
+    """
+
+    def compute(task: Task) -> Tensor:
+        task.check_same_size()
+        solved = ph.bilateral_solver(
+            task.values, task.guide, sample_weight=task.sample_weight, smoothness=smoothness, sigma_space=sigma_space,
+            sigma_color=task.sigma_color,
+        )  # fmt: skip
+        known = task.values.isfinite()
+        if task.sample_weight is not None:
+            known &= task.sample_weight > 0
+        return torch.where(known, task.values, solved)
+
+    sigmas = sigma_luma, sigma_chroma
+    return process_maps(
+        compute, inputs, output, guide, sample_weight, unknown, sigmas, device, recursive, errors, progress
+    )
