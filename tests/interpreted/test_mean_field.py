@@ -97,7 +97,7 @@ def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
 
 def test_declines_more_labels_than_a_tile_holds() -> None:
     _, tables = field(3, 20, torch.float32, False)
-    given = torch.randn(2, 257, 20), None, tables[:1], 2, False
+    given = torch.randn(2, 257, 20), None, FieldPlan(tables[:1], 2, False)
     assert "at most 256 labels, got 257" in str(ph.backends.explain_call(kernels.mean_field, *given))
 
 
