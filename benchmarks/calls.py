@@ -32,17 +32,17 @@ def operations() -> dict[str, Run]:
     splatted, weight = ph.splat(values, lattice), layer.weight.detach()
 
     def step() -> None:
-        layer(values, lattice=lattice).sum().backward()
+        layer(values, lattice).sum().backward()
 
     return {
         "splat": lambda: ph.splat(values, lattice),
         "slice": lambda: ph.slice(splatted, lattice),
         "convolve": lambda: ph.convolve(splatted, weight, lattice),
         "build_lattice": lambda: ph.build_lattice(features),
-        "layer on a lattice": lambda: layer(values, lattice=lattice),
+        "layer on a lattice": lambda: layer(values, lattice),
         "layer with features": lambda: layer(values, features),
         "training step on a lattice": step,
-        "gaussian_filter on a lattice": lambda: ph.gaussian_filter(values, lattice=separable),
+        "gaussian_filter on a lattice": lambda: ph.gaussian_filter(values, separable),
         "bilateral_filter of 16 x 16": lambda: ph.bilateral_filter(image, sigma_space=2.0, sigma_color=0.2),
     }
 

@@ -99,9 +99,9 @@ def _prepare_images(inputs: Inputs, images: int, space: tuple[int, ...], labels:
     layer = ph.nn.DenseCRF(
         labels,
         kernel_weights=WEIGHTS,
-        spatial_sigma=SIGMA,
-        bilateral_sigma_space=SIGMA_BILATERAL,
-        bilateral_sigma_color=SIGMA_COLOR / 255,
+        sigma_smoothness=SIGMA,
+        sigma_space=SIGMA_BILATERAL,
+        sigma_color=SIGMA_COLOR / 255,
         num_iterations=iterations,
     ).to(inputs.device)
     batches = []
@@ -127,7 +127,7 @@ def _prepare_loss(inputs: Inputs) -> Prepared:
         photos = torch.stack([photo.roll(16 * number, dims=-1) for number in range(8)])
         scores = torch.randn(8, 21, 224, 224, generator=torch.Generator().manual_seed(seed))
         given.append(((255 * photos).to(inputs.device), scores.softmax(dim=1).to(inputs.device)))
-    layer = ph.nn.DenseEnergyLoss(100.0, 15.0, weight=1e-7, scale_factor=0.5)
+    layer = ph.nn.DenseEnergyLoss(sigma_space=100.0, sigma_color=15.0, weight=1e-7, scale_factor=0.5)
 
     def run(number: int) -> None:
         images, probabilities = given[number % _VARIANTS]

@@ -23,7 +23,7 @@ def _prepare(
     """Encode points that change from call to call; backward to table and positions."""
     torch.manual_seed(0)
     sigmas = [1 / (16 * GROWTH**level) for level in range(LEVELS)]
-    layer = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, device=inputs.device, dtype=dtype)
+    layer = ph.nn.PermutohedralEncoding(dimension, 16, 2, 2**19, sigmas=sigmas, device=inputs.device, dtype=dtype)
     torch.nn.init.normal_(layer.table)
     positions = [torch.rand(points, dimension, device=inputs.device) for _ in range(NUM_INPUTS)]
     gradient = torch.randn(points, layer.out_features, device=inputs.device, dtype=dtype)
@@ -38,7 +38,7 @@ def _prepare(
 
     def error(features: Tensor) -> float:
         few = 2**12
-        exact = ph.nn.PermutohedralEncoding(dimension, sigmas=sigmas, dtype=torch.float64)
+        exact = ph.nn.PermutohedralEncoding(dimension, 16, 2, 2**19, sigmas=sigmas, dtype=torch.float64)
         exact.load_state_dict(layer.state_dict())
         return relative_error(features[:few].cpu(), exact(positions[0][:few].cpu().double()).detach())
 

@@ -91,7 +91,7 @@ def _prepare_reused(inputs: Inputs, problem: str) -> Prepared:
 
     def run(number: int) -> Tensor:
         which = number % len(given)
-        return ph.gaussian_filter(given[which].values, None, lattice=lattices[which])
+        return ph.gaussian_filter(given[which].values, lattices[which])
 
     others = [peers.densecrf(given, "reused", error)]
     return Prepared(Contender(OURS, run, error=error), others, given[0].origin, num_inputs=len(given))

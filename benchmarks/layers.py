@@ -57,11 +57,11 @@ def _prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
     kept: dict[str, Tensor] = {}
 
     def forward() -> Tensor:
-        return ph.permutohedral_filter(leaves[0], None, leaves[1], lattice=lattice)
+        return ph.permutohedral_filter(leaves[0], lattice, leaves[1])
 
     def error(output: Tensor) -> float:
         exact = ph.build_lattice(problem.features.double(), neighborhood_size=1)
-        truth = ph.permutohedral_filter(leaves[0].double(), None, leaves[1].double(), lattice=exact)
+        truth = ph.permutohedral_filter(leaves[0].double(), exact, leaves[1].double())
         return relative_error(output, truth)
 
     def contender(name: str, backend: str | None) -> Contender:
@@ -120,8 +120,8 @@ def _prepare_image_layer(
 
     def permutohedral(module: nn.Module, values: Tensor) -> Any:
         if values.dtype is torch.float64:
-            return module(values, lattice=exact)
-        return module(values, lattice=lattice) if reused else module(values, features)
+            return module(values, exact)
+        return module(values, lattice) if reused else module(values, features)
 
     make = partial(_layer_contender, training=training, precision_name=precision_name)
     values = images.flatten(2).transpose(1, 2).contiguous()
@@ -279,7 +279,7 @@ def _forward(module: nn.Module, lattice: Any, values: Tensor) -> Tensor:
         result: Tensor = module(values, pyramid=lattice)
         return result
     for layer in module:
-        values = layer(values) if lattice is None else layer(values, lattice=lattice)
+        values = layer(values) if lattice is None else layer(values, lattice)
         values = torch.relu(values) if len(module) > 1 else values
     return values
 

@@ -59,7 +59,7 @@ def prepare(inputs: Inputs, channels: int, training: bool) -> Prepared:
         return layer(image) if guides is None else layer(image, guides[number % 3])
 
     def of_points(layer: nn.Module, lattice: ph.Lattice, values: Tensor, number: int) -> Any:
-        return layer(values, lattice=lattice)
+        return layer(values, lattice)
 
     contenders = []
     for features, (sigma_space, sigma_color, noise) in FEATURES.items():

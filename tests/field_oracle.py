@@ -34,8 +34,8 @@ def filter_matrix(features: Array, vertices: IntArray | None = None) -> Array:
 def normalized(matrix: Array, normalization: str) -> Array:
     """symmetric: k_ij / sqrt(m_i m_j), before: k_ij / m_j, after: k_ij / m_i, none: k_ij; m_i = sum_j k_ij."""
     mass = matrix.sum(axis=1)
-    rows = {"symmetric": mass**-0.5, "after": 1 / mass}.get(normalization, np.ones_like(mass))
-    columns = {"symmetric": mass**-0.5, "before": 1 / mass}.get(normalization, np.ones_like(mass))
+    rows = {"symmetric": mass**-0.5, "homogeneous": 1 / mass}.get(normalization, np.ones_like(mass))
+    columns = {"symmetric": mass**-0.5, "transposed": 1 / mass}.get(normalization, np.ones_like(mass))
     return np.asarray(rows[:, None] * matrix * columns)
 
 

@@ -376,8 +376,8 @@ GUIDED: dict[str, Case] = {
         empty=False,
         arrays=True,
     ),
-    "guided.BilateralSolver": Case(
-        lambda target, guide: ph.guided.BilateralSolver(guide)(target, observe="cells", num_iterations=5),
+    "bilateral_solver cells": Case(
+        lambda target, guide: ph.bilateral_solver(target, guide, observe="cells", num_iterations=5),
         lambda: {"target": image(2, 3, 4), "guide": guide(3, 5, 6)},
         empty=False,
         arrays=True,
@@ -462,9 +462,7 @@ LAYERS: dict[str, Case] = {
     "nn.BilateralUpsample2d": layer(lambda: ph.nn.BilateralUpsample2d(2, 3, learn_sigma=True), on_maps(), empty=False),
     "nn.BilateralSolver": layer(lambda: ph.nn.BilateralSolver(learn_sigma=True), on_targets(), empty=False),
     "nn.DenseCRF": layer(
-        lambda: ph.nn.DenseCRF(
-            3, compatibility="matrix", learn_sigma=True, spatial_sigma=2.9, bilateral_sigma_color=0.4
-        ),
+        lambda: ph.nn.DenseCRF(3, compatibility="matrix", learn_sigma=True, sigma_smoothness=2.9, sigma_color=0.4),
         # equal logits are an unstable equilibrium
         lambda: {"logits": image(3, 5, 6, role="logits"), "guide": guide(3, 5, 6)},
         jumps=("facets",),

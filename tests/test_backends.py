@@ -251,7 +251,7 @@ def _image_functions() -> dict[str, Callable[[Tensor], Tensor]]:
     layer = partial(ph.nn.BilateralConv2d, 3, 4, sigma_space=1.0, device=DEVICE)
     of_volumes = partial(ph.nn.BilateralConv3d, 3, 4, sigma_space=1.0, device=DEVICE)
     logits = draw(3, 24, 30, dtype=torch.float32)
-    field = ph.nn.DenseCRF(3, spatial_sigma=3.0, bilateral_sigma_space=3.0, bilateral_sigma_color=0.1, device=DEVICE)
+    field = ph.nn.DenseCRF(3, sigma_smoothness=3.0, sigma_space=3.0, sigma_color=0.1, device=DEVICE)
     return {
         "density": lambda image: layer().to(image.dtype)(image),
         "coverage": lambda image: layer(normalization="coverage").to(image.dtype)(image),
@@ -284,7 +284,7 @@ def test_lattice_works_on_another_backend(backend: str) -> None:
     features, targets, values, weight = draw(40, 3), draw(15, 3, seed=1), draw(40, 2), draw(15, 2, 3)
 
     def use(lattice: ph.Lattice) -> Tensor:
-        return ph.permutohedral_filter(values, None, weight, normalization="symmetric", lattice=lattice)
+        return ph.permutohedral_filter(values, lattice, weight, normalization="symmetric")
 
     mine = ph.build_lattice(features, targets)
     expected = use(mine)

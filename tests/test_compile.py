@@ -69,7 +69,7 @@ def test_ragged_batches() -> None:
 
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         lattice = ph.build_lattice(features, batch=batch)
-        return ph.permutohedral_filter(values, None, weight, lattice=lattice)
+        return ph.permutohedral_filter(values, lattice, weight)
 
     compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
 
@@ -211,7 +211,7 @@ def test_export_with_data_dependent_shapes() -> None:
 
         def forward(self, values: Tensor, features: Tensor, batch: Tensor) -> Tensor:
             lattice = self.filter.build_lattice(features, batch=batch)
-            return ph.slice(self.norm(ph.splat(self.filter(values, lattice=lattice), lattice), lattice), lattice)
+            return ph.slice(self.norm(ph.splat(self.filter(values, lattice), lattice), lattice), lattice)
 
     network = Network()
     item = torch.arange(20, device=DEVICE)

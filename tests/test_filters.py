@@ -136,7 +136,7 @@ def test_normalizations_of_batches_match_items(normalization: Any, batched: str)
             target_batch=items.repeat_interleave(6),
         )
         values = values.flatten(0, 1)
-    actual = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=lattice)
+    actual = ph.permutohedral_filter(values, lattice, weight, normalization=normalization)
     actual, values = actual.reshape(3, 6, 2), values.reshape(3, 15, 2)
     for item in range(3):
         single = ph.permutohedral_filter(
@@ -172,10 +172,10 @@ def test_tiny_weights_in_16_bits(values_dtype: torch.dtype, normalization: Any) 
 def test_lattice_instead_of_features(dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, 2, apart=True)
     separable = ph.build_lattice(features, targets, separable=True)
-    actual = ph.gaussian_filter(values, None, method="lattice", lattice=separable)
+    actual = ph.gaussian_filter(values, separable, method="lattice")
     assert_close(actual, ph.gaussian_filter(values, features, targets, method="lattice"))
     dense = ph.build_lattice(features, targets, neighborhood_size=2)
-    actual = ph.gaussian_filter(values, None, method="dense", lattice=dense)
+    actual = ph.gaussian_filter(values, dense, method="dense")
     assert_close(actual, ph.gaussian_filter(values, features, targets, method="dense"))
 
 

@@ -138,7 +138,7 @@ def test_ragged_batches(item_dtype: torch.dtype, apart: bool, dtype: torch.dtype
     lattice = ph.build_lattice(
         features, targets, neighborhood_size=1, batch=to_tensor(items, item_dtype), target_batch=target_batch
     )
-    actual = ph.permutohedral_filter(values, None, weight, lattice=lattice)
+    actual = ph.permutohedral_filter(values, lattice, weight)
     at, at_items = (features, items) if targets is None else (targets, target_items)
     for item in range(5):
         source, target = torch.from_numpy(items == item), torch.from_numpy(at_items == item)

@@ -93,7 +93,7 @@ def test_ragged_batches() -> None:
 
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         lattice = ph.build_lattice(features, batch=batch)
-        return ph.permutohedral_filter(values, None, weight, lattice=lattice)
+        return ph.permutohedral_filter(values, lattice, weight)
 
     check_twice(function, leaf(5, 2), leaf(5, 2, seed=1), leaf(7, 2, 2))
 
@@ -148,8 +148,8 @@ def test_reused_lattice_sums_gradients() -> None:
     """Two filters on one lattice: the features get the sum of both gradients."""
     features, values, weight = leaf(6, 2, seed=1), leaf(6, 2), leaf(7, 2, 2)
     lattice = ph.build_lattice(features)
-    first = ph.permutohedral_filter(values, None, weight, lattice=lattice)
-    second = ph.permutohedral_filter(first, None, weight, lattice=lattice)
+    first = ph.permutohedral_filter(values, lattice, weight)
+    second = ph.permutohedral_filter(first, lattice, weight)
     (both,) = torch.autograd.grad(second.square().sum() + first.sum(), features)
 
     def separately(features: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def test_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
     assert_close(ph.convolve(values, weight, lattice), oracle.convolve(to_numpy(values), large, vertices, vertices, 2))
     apart = ph.build_lattice(features, neighborhood_size=2, dilation=2)
     with pytest.raises(ph.errors.InputError, match="without dilation"):
-        ph.gaussian_filter(draw(20, 2), None, lattice=apart, method="dense")
+        ph.gaussian_filter(draw(20, 2), apart, method="dense")
 
 
 def test_statistics() -> None:
@@ -183,7 +183,7 @@ def same_lattice(one: ph.Lattice, other: ph.Lattice) -> bool:
     torch.use_deterministic_algorithms(True)
     for normalization in ("none", "symmetric"):
         options: Any = {"normalization": normalization}
-        results = [ph.permutohedral_filter(values, None, weight, lattice=each, **options) for each in (one, other)]
+        results = [ph.permutohedral_filter(values, each, weight, **options) for each in (one, other)]
         if not torch.equal(*results):
             return False
     return True

@@ -147,7 +147,7 @@ def test_batch_equals_its_items(features: Array, items: int, size: int, seed: in
     points, values = to_tensor(features), normal(seed, len(features), 2)
     lattice = ph.build_lattice(points, neighborhood_size=size, batch=batch)
     weight = weight_for(lattice, seed, 2, 3)
-    together = ph.permutohedral_filter(values, None, weight, lattice=lattice)
+    together = ph.permutohedral_filter(values, lattice, weight)
     for item in range(items):
         mine = batch == item
         alone = ph.permutohedral_filter(values[mine], points[mine], weight, neighborhood_size=size)
@@ -188,7 +188,7 @@ def test_center_tap_is_slice_of_splat(features: Array, size: int, seed: int) -> 
     values, mixing = normal(seed, len(features), 2), normal(seed + 1, 2, 3)
     weight = torch.zeros(lattice.neighborhood.filter_size, 2, 3, device=DEVICE, dtype=torch.float64)
     weight[0] = mixing
-    actual = ph.permutohedral_filter(values, None, weight, lattice=lattice)
+    actual = ph.permutohedral_filter(values, lattice, weight)
     assert_close(actual, ph.slice(ph.splat(values, lattice), lattice) @ mixing)
 
 
@@ -223,9 +223,7 @@ def test_symmetric_normalization_is_symmetric(features: Array, seed: int) -> Non
     points = to_tensor(features)
     lattice = ph.build_lattice(points, neighborhood_size=2)
     left, right = normal(seed, len(features), 1), normal(seed + 1, len(features), 1)
-    both = ph.gaussian_filter(
-        torch.cat([left, right], dim=1), None, None, normalization="symmetric", method="dense", lattice=lattice
-    )
+    both = ph.gaussian_filter(torch.cat([left, right], dim=1), lattice, None, normalization="symmetric", method="dense")
     difference = (left * both[:, 1:]).sum() - (both[:, :1] * right).sum()
     assert abs(float(difference)) <= TOLERANCE[torch.float64] * float(left.norm() * right.norm())
 
@@ -237,7 +235,7 @@ def test_filter_is_linear_in_values_and_weight(features: Array, size: int, seed:
     weight, further = weight_for(lattice, seed, 2, 2), weight_for(lattice, seed + 1, 2, 2)
 
     def filtered(values: Tensor, taps: Tensor) -> Tensor:
-        return ph.permutohedral_filter(values, None, taps, lattice=lattice)
+        return ph.permutohedral_filter(values, lattice, taps)
 
     parts = filtered(one, weight), filtered(other, weight)
     scale = torch.stack([parts[0], 2 * parts[1]]).abs().max()
@@ -258,5 +256,5 @@ def test_halo_does_not_change_one_convolution(features: Array, halo: int, size: 
         ph.build_lattice(points, None, neighborhood_size=size, halo=halo),
     )
     weight = weight_for(plain, seed, 2, 2)
-    expected = ph.permutohedral_filter(values, None, weight, lattice=plain)
-    assert_close(ph.permutohedral_filter(values, None, weight, lattice=ringed), expected)
+    expected = ph.permutohedral_filter(values, plain, weight)
+    assert_close(ph.permutohedral_filter(values, ringed, weight), expected)

@@ -112,11 +112,11 @@ def test_taps_do_not_alias_cached_tables() -> None:
 
 def test_neighborhood_is_frozen_and_compares_by_value() -> None:
     neighborhood = Neighborhood(2, 1)
-    assert neighborhood == Neighborhood(dimension=2, size=1)
+    assert neighborhood == Neighborhood(dimension=2, neighborhood_size=1)
     assert hash(neighborhood) == hash(Neighborhood(2, 1))
     assert neighborhood != Neighborhood(2, 2)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        neighborhood.size = 3  # type: ignore[misc]
+        neighborhood.neighborhood_size = 3  # type: ignore[misc]
 
 
 def test_size_limit() -> None:

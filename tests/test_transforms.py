@@ -210,7 +210,7 @@ def test_vmap_over_items() -> None:
     items = to_tensor([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0], [2, 1, 0, 2, 1, 0]], torch.int64)
 
     def function(values: Tensor, features: Tensor, items: Tensor) -> Tensor:
-        return ph.gaussian_filter(values, None, lattice=ph.build_lattice(features, batch=items, separable=True))
+        return ph.gaussian_filter(values, ph.build_lattice(features, batch=items, separable=True))
 
     expected = [function(*each) for each in zip(values, features, items, strict=True)]
     assert_close(vmap(function)(values, features, items), torch.stack(expected))
@@ -264,7 +264,7 @@ def test_compiled_tangent_on_lattice() -> None:
 
     def tangent(values: Tensor) -> Tensor:
         def function(values: Tensor) -> Tensor:
-            return ph.permutohedral_filter(values, None, weight, lattice=lattice)
+            return ph.permutohedral_filter(values, lattice, weight)
 
         return cast(Tensor, jvp(function, (values,), (values,))[1])
 

@@ -69,7 +69,7 @@ def fitted(size: int, sigma_space: float, sigma_color: float) -> float:
     # the response to each tap alone, as channels of one convolution
     weight = torch.eye(taps).reshape(taps, 1, taps)
     responses = ph.permutohedral_filter(
-        noisy.reshape(-1, 1), None, weight, normalization="homogeneous", lattice=lattice
+        noisy.reshape(-1, 1), lattice, weight, normalization="homogeneous"
     )
     solution = torch.linalg.lstsq(responses.double(), gray.reshape(-1, 1).double()).solution
     error = (responses.double() @ solution - gray.reshape(-1, 1)).square().mean()

@@ -82,7 +82,7 @@ points = torch.cat([torch.randn(size, 3) for size in sizes])
 item = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 lattice = ph.build_lattice(points * 2, batch=item, neighborhood_size=1)
 layer = ph.nn.PermutohedralConv(in_channels=4, out_channels=8, dimension=3)
-output = layer(torch.randn(len(points), 4), lattice=lattice)
+output = layer(torch.randn(len(points), 4), lattice)
 print(lattice)
 print("result", list(output.shape))
 

@@ -47,7 +47,7 @@ print(ph.backends.explain())
 
 lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
 rebuilt = milliseconds(lambda: ph.gaussian_filter(values, features))
-reused = milliseconds(lambda: ph.gaussian_filter(values, None, lattice=lattice))
+reused = milliseconds(lambda: ph.gaussian_filter(values, lattice))
 print(f"lattice and filter {rebuilt:.0f} ms, filter alone {reused:.0f} ms")
 
 # %%
@@ -56,9 +56,7 @@ print(f"lattice and filter {rebuilt:.0f} ms, filter alone {reused:.0f} ms")
 
 for channels in (1, 8, 32):
     many = torch.rand(len(features), channels)
-    duration = milliseconds(
-        lambda many=many: ph.gaussian_filter(many, None, lattice=lattice), repeats=3
-    )
+    duration = milliseconds(lambda many=many: ph.gaussian_filter(many, lattice), repeats=3)
     print(f"{channels:2} channels: {duration:.0f} ms")
 
 # %%

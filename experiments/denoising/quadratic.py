@@ -50,9 +50,7 @@ def responses_of(model: LinearDenoiser, noisy: Tensor) -> Tensor:
     layer = model.convolution
     each_tap = torch.eye(layer.neighborhood.filter_size, dtype=noisy.dtype, device=noisy.device)[:, None, :]
     lattice = layer.build_lattice(model.features(noisy))
-    filtered = ph.permutohedral_filter(
-        noisy.flatten(2).mT, None, each_tap, normalization=layer.normalization, lattice=lattice
-    )
+    filtered = ph.permutohedral_filter(noisy.flatten(2).mT, lattice, each_tap, normalization=layer.normalization)
     return filtered.mT.reshape(len(noisy), -1, *noisy.shape[-2:])
 
 

@@ -41,7 +41,9 @@ def walk_to_neighbors(lattice: ph.Lattice) -> Tensor:
 class WalkingConv(ph.nn.PermutohedralConv):
     """Permutohedral convolution, and its normalization, over the neighbors that the walk reaches."""
 
-    def build_lattice(self, *features: Tensor | None) -> ph.Lattice:
+    def build_lattice(
+        self, features: Tensor, target_features: Tensor | None = None, **batches: Tensor | None
+    ) -> ph.Lattice:
         """Build the lattice of the layer and walk to the neighbors."""
-        lattice = super().build_lattice(*features)
+        lattice = super().build_lattice(features, target_features, **batches)
         return replace(lattice, neighbors=walk_to_neighbors(lattice))

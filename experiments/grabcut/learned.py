@@ -30,9 +30,9 @@ class LearnedCutout(nn.Module):
         self.field = ph.nn.DenseCRF(
             2,
             kernel_weights=(settings.near, settings.bilateral),
-            spatial_sigma=settings.sigma_near,
-            bilateral_sigma_space=settings.sigma_space,
-            bilateral_sigma_color=settings.sigma_color,
+            sigma_smoothness=settings.sigma_near,
+            sigma_space=settings.sigma_space,
+            sigma_color=settings.sigma_color,
             num_iterations=settings.steps,
             learn_sigma=True,
         )

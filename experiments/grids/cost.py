@@ -38,7 +38,7 @@ def measure_library(
 
     def run() -> Tensor:
         lattice = ph.build_lattice(features, neighborhood_size=size, memory_limit=int(limit))
-        return ph.permutohedral_filter(values, None, weight, normalization="homogeneous", lattice=lattice)
+        return ph.permutohedral_filter(values, lattice, weight, normalization="homogeneous")
 
     with ph.backends.use(backend):
         try:

@@ -217,7 +217,7 @@ class StackStem(nn.Module):
         else:
             images = values.reshape(-1, SIZE, SIZE)
             samples = interpolate(images, self.positions.expand(len(images), -1, -1))[..., None]
-        output: Tensor = self.convolution(samples, lattice=self._lattice)
+        output: Tensor = self.convolution(samples, self._lattice)
         side = SIZE - 2 * MARGIN
         levels = output.reshape(len(values) * (2 * self.stack.levels + 1), side * side, -1)
         return levels.transpose(1, 2).reshape(len(levels), -1, side, side)

@@ -134,7 +134,7 @@ class PermutohedralStem(nn.Module):
             if key not in self._lattices:
                 self._lattices[key] = self.build_lattice(self.grid.expand(values.shape[0], -1, -1))
             lattice = self._lattices[key]
-        output: Tensor = self.convolution(values, lattice=lattice)
+        output: Tensor = self.convolution(values, lattice)
         side = SIZE - 2 * MARGIN
         return output.transpose(1, 2).reshape(output.shape[0], -1, side, side)
 

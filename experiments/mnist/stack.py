@@ -65,9 +65,7 @@ def read_taps(layers: Sequence[FirstLayer], values: Tensor, positions: Tensor) -
             lattice = ph.build_lattice(positions, target, neighborhood_size=_LATTICE_SIZE)
         single = torch.eye(_LATTICE_TAPS, device=values.device)[:, None]
         normalization = cast(Normalization, layer.removeprefix("pcnn_"))
-        own[..., :_LATTICE_TAPS] = ph.permutohedral_filter(
-            values, None, single, normalization=normalization, lattice=lattice
-        )
+        own[..., :_LATTICE_TAPS] = ph.permutohedral_filter(values, lattice, single, normalization=normalization)
         own[..., _LATTICE_TAPS:] = 0
     return taps
 

@@ -290,7 +290,7 @@ class LatticeGridding(nn.Module):
         """Return real and imaginary parts of the gridded images, `[batch, 2 spectra, size, size]`."""
         weighted = (areas.to(values)[:, :, None] * values[:, :, None, :]).flatten(2)
         lattice = ph.build_lattice(positions.to(self.grid) / self.scale, self.grid / self.scale, neighborhood_size=2)
-        gridded, cells = self.filter(weighted, lattice=lattice), 2 * self.size
+        gridded, cells = self.filter(weighted, lattice), 2 * self.size
         parts = gridded.transpose(1, 2).reshape(len(values), self.spectra, 2, cells, cells)
         middle = slice(self.size // 2, self.size // 2 + self.size)
         images = centered_inverse(torch.complex(parts[:, :, 0], parts[:, :, 1]))[..., middle, middle]

@@ -23,6 +23,7 @@ from experiments.denoising.walk import walk_to_neighbors
 from experiments.results import Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings
 from permutohedral.errors import InputError
+from permutohedral.lattice import gaussian_weight
 
 
 def made_images(split: str, folder: Path | None = None, limit: int | None = None) -> list[GrayImage]:
@@ -107,6 +108,28 @@ def test_the_walk_stops_at_the_first_missing_lattice_point() -> None:
             assert table[number, column] == (key_of[tuple(place)] if reached else -1)
             lost += not reached and tuple(place) in key_of
     assert lost > 0
+
+
+def test_symmetric_normalization_is_that_of_the_released_layer_with_its_walk() -> None:
+    points = 4 * torch.rand(60, 3, generator=torch.Generator().manual_seed(1))
+    lattice = ph.build_lattice(points, neighborhood_size=2)
+    lattice = replace(lattice, neighbors=walk_to_neighbors(lattice))
+    weight = gaussian_weight(3, 2)
+    rows, columns = torch.arange(60)[:, None], lattice.source.vertices.reshape(60, 4).long()
+    slicing = torch.zeros(60, lattice.num_lattice_points)
+    slicing[rows, columns] = lattice.source.barycentric.reshape(60, 4)
+    blur = torch.zeros(lattice.num_lattice_points, lattice.num_lattice_points)
+    for tap, neighbors in zip(weight.flatten(), lattice.neighbors.long(), strict=True):
+        found = neighbors >= 0
+        blur[found.nonzero()[:, 0], neighbors[found]] += tap
+    kernel = slicing @ blur @ slicing.T
+    # the walk finds some pairs in one direction only
+    assert (kernel - kernel.T).abs().max() > 0.1
+    expected = kernel / kernel.sum(1).sqrt() / kernel.sum(1, keepdim=True).sqrt()
+    pairs = ph.permutohedral_filter(
+        torch.eye(60), lattice, weight.reshape(-1, 1, 1) * torch.eye(60), normalization="symmetric"
+    )
+    torch.testing.assert_close(pairs, expected)
 
 
 def test_training_approaches_least_squares(options: RunOptions) -> None:

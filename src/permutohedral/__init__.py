@@ -10,7 +10,7 @@ permutohedral lattice, convolved there, and sliced back at any points. Start her
     learn a filter                       `nn.PermutohedralConv`, as `torch.nn.Conv2d` is for grids;
                                          `nn.BilateralConv2d` takes and returns images
     encode positions of a neural field   `nn.PermutohedralEncoding`
-    build once, filter many times        `build_lattice`, then pass `lattice=`; or `splat`, `convolve`, `slice`
+    build once, filter many times        `build_lattice`, and pass it as features; or `splat`, `convolve`, `slice`
     features from images                 `features.bilateral`, `features.positions`, `features.colors`, `features.join`
     dense random fields                  `crf.mean_field`, `nn.DenseCRF`
     coarser levels of a lattice          `levels.build_pyramid`

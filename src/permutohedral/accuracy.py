@@ -14,18 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import DOCUMENTATION, AccuracyWarning, InputError
-from permutohedral.features import (
-    Sigma,
-    check_guide,
-    check_image,
-    numbers_of,
-    space_in_words,
-)
-from permutohedral.features import (
-    bilateral as bilateral_features,
-)
+from permutohedral.features import Sigma, ValueRange, check_guide, check_image, numbers_of, space_in_words
+from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.choice import MethodChoice, explain_bilateral, explain_gaussian
-from permutohedral.filters.exact import sum_points
+from permutohedral.filters.exact import separate_items, sum_points
 from permutohedral.filters.images import ImageFormat
 from permutohedral.lattice.tensors import check_count, check_tensor
 
@@ -76,19 +68,23 @@ def estimate_error(
     features: Tensor,
     target_features: Tensor | None = None,
     *,
-    samples: int = 128,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
+    num_samples: int = 128,
     warn_above: float | None = None,
 ) -> ErrorEstimate:
     """Compare the result of `gaussian_filter`, homogeneously normalized, with exact sums at randomly drawn targets.
 
-    The cost is at most that of `samples` times the number of points, in pairs.
+    The cost is at most that of `num_samples` times the number of points, in pairs.
 
     Args:
         filtered: `[target points, channels]`, the result of the filter.
         values: `[points, channels]`.
         features: `[points, d]`, in standard deviations.
         target_features: `[target points, d]`; None for the points themselves.
-        samples: number of targets that are drawn, always the same ones.
+        batch: int `[points]`, the item of each point of a ragged batch.
+        target_batch: the same for `target_features`.
+        num_samples: number of targets that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
     >>> import torch, permutohedral as ph
@@ -97,7 +93,7 @@ def estimate_error(
     >>> ph.accuracy.estimate_error(filtered, values, features).relative < 0.1
     True
     """
-    check_count("samples", samples, least=1)
+    check_count("num_samples", num_samples, least=1)
     targets = features if target_features is None else target_features
     named = {"filtered": filtered, "values": values, "features": features, "target_features": targets}
     for name, given in named.items():
@@ -108,9 +104,11 @@ def estimate_error(
         raise InputError(f"filtered must be {[targets.shape[0], values.shape[-1]]}, got {list(filtered.shape)}")
     generator = torch.Generator().manual_seed(0)
     # whatever torch's default device is
-    drawn = torch.randperm(targets.shape[0], generator=generator, device="cpu")[:samples].to(features.device)
+    drawn = torch.randperm(targets.shape[0], generator=generator, device="cpu")[:num_samples].to(features.device)
     with torch.no_grad():
-        exact = sum_points(values, "homogeneous", features, targets[drawn])
+        items = batch if target_features is None else target_batch
+        points = separate_items(features, targets[drawn], batch, None if items is None else items[drawn])
+        exact = sum_points(values, "homogeneous", *points)
         before = values[drawn] if target_features is None else None
         return _compare(filtered[drawn], exact, before, warn_above)
 
@@ -124,21 +122,22 @@ def estimate_bilateral_error(
     sigma_color: Sigma,
     spatial_dims: int = 2,
     channels_last: bool = False,
-    samples: int = 256,
+    value_range: ValueRange | None = None,
+    num_samples: int = 256,
     warn_above: float | None = None,
 ) -> ErrorEstimate:
     """Compare the result of `bilateral_filter` with exact sums at randomly drawn pixels, or voxels.
 
     Args:
-        filtered: the result of the filter, tensor or NumPy array `[channels, *space]`; floating, or uint8, which is
-            scaled to [0, 1].
+        filtered: the result of the filter, tensor or NumPy array `[channels, *space]`; floats or integers.
         image: likewise.
         sigma_space: see `bilateral_filter`.
         sigma_color: see `bilateral_filter`.
         guide: `[guide channels, *space]`; default: the image itself.
         spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         channels_last: filtered, image and guide are `[*space, channels]`.
-        samples: about the number of pixels that are drawn, always the same ones.
+        value_range: see `bilateral_filter`.
+        num_samples: about the number of pixels that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
     >>> import torch, permutohedral as ph
@@ -147,9 +146,10 @@ def estimate_bilateral_error(
     >>> ph.accuracy.estimate_bilateral_error(filtered, image, sigma_space=2.0, sigma_color=0.5).relative < 1e-4
     True
     """
-    check_count("samples", samples, least=1)
-    layout = ImageFormat(spatial_dims, channels_last)
-    result, (pixels, edges) = layout.read("filtered", filtered), layout.read_both(image, guide)
+    check_count("num_samples", num_samples, least=1)
+    layout = ImageFormat(spatial_dims, channels_last, value_range)
+    pixels, edges = layout.read_both(image, guide)
+    result = layout.read("filtered", filtered, is_guide=edges is None)
     check_tensor("filtered", result)
     check_image(pixels, spatial_dims)
     edges = pixels if edges is None else edges
@@ -163,11 +163,11 @@ def estimate_bilateral_error(
     features_of = partial(
         bilateral_features, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims
     )
-    cubes = list(_cubes(pixels.shape[1:], numbers_of(sigma_space, spatial_dims, "sigma_space"), samples))
+    cubes = list(_cubes(pixels.shape[1:], numbers_of(sigma_space, spatial_dims, "sigma_space"), num_samples))
     if sum(_volume(around) for _, around in cubes) > math.prod(pixels.shape[1:]):
         # the surroundings of all cubes together are larger than the image
         values = result.flatten(1).mT, pixels.flatten(1).mT
-        return estimate_error(*values, features_of(edges), samples=samples, warn_above=warn_above)
+        return estimate_error(*values, features_of(edges), num_samples=num_samples, warn_above=warn_above)
     found = []
     with torch.no_grad():
         for cube, around in cubes:

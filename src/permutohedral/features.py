@@ -25,6 +25,11 @@ from permutohedral.ops.tracing import is_traced
 __all__ = ["bilateral", "colors", "join", "opponent_colors", "positions"]
 
 Sigma = float | Sequence[float] | np.ndarray | Tensor
+# the values that count as 0 and 1
+ValueRange = tuple[float, float]
+
+# integers whose largest number counts as 1, as in skimage.img_as_float
+_LARGEST = {"uint8": 255, "uint16": 65535, "int16": 32767}
 
 # added to the features of images: without it, black pixels and positions at whole ratios lie on facets of the lattice,
 # where rounding decides which simplex a pixel is in, and backends differ
@@ -71,8 +76,9 @@ def colors(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
     """Return the colors, or any other channels, of the pixels of one image or a batch of images.
 
     Args:
-        image: floating `[..., channels, height, width]`.
-        sigma: image values per feature unit; one number, or one for each channel. A tensor may require gradients.
+        image: `[..., channels, height, width]`.
+        sigma: image values per feature unit, for integers as in `bilateral_filter`; one number, or one for each
+            channel. A tensor may require gradients.
 
     Returns:
         `[..., height * width, channels]`; gradients flow back to the image.
@@ -82,6 +88,7 @@ def colors(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
     >>> ph.features.colors(image, sigma=2.0)[1].tolist()
     [0.5, 2.5, 4.5]
     """
+    image = unit_values("image", image)
     check_image(image)
     return in_units_of(image.flatten(-2).transpose(-1, -2), sigma)
 
@@ -153,16 +160,24 @@ def join(*features: Tensor) -> Tensor:
 
 
 def bilateral(
-    guide: Tensor, *, sigma_space: Sigma, sigma_color: Sigma, spatial_dims: int = 2, origin: Sequence[int] | None = None
+    guide: Tensor,
+    *,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    spatial_dims: int = 2,
+    origin: Sequence[int] | None = None,
+    value_range: ValueRange | None = None,
 ) -> Tensor:
     """Return position and color of every pixel or voxel, in standard deviations.
 
     Args:
-        guide: float `[..., channels, *space]`.
+        guide: `[..., channels, *space]`.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        sigma_color: standard deviation over colors, in units of the guide's values, for integers as in
+            `bilateral_filter`; one, or one for each channel.
         spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         origin: position of the first pixel, for a part of a larger picture; default: zeros.
+        value_range: the values that count as 0 and 1, see `bilateral_filter`.
 
     Returns:
         float32 or float64 `[..., points, spatial_dims + channels]`: positions in the order of the axes, (y, x) for
@@ -175,6 +190,7 @@ def bilateral(
     >>> ph.features.bilateral(torch.rand(1, 2, 4, 5), sigma_space=2.0, sigma_color=0.1, spatial_dims=3).shape
     torch.Size([40, 4])
     """
+    guide = unit_values("guide", guide, value_range)
     check_image(guide, spatial_dims, "guide")
     check_channels_first(guide, spatial_dims, "guide")
     first = _first_sample(origin, spatial_dims)
@@ -204,6 +220,64 @@ def _units(sigma: Sigma, axes: int, name: str, dtype: torch.dtype) -> Sequence[f
     units = _positive_tensor(sigma, axes, name).to(dtype)
     # torch.compile sums the gradients of expand() and unbind() wrongly
     return [units.reshape(())] * axes if units.numel() == 1 else units.unbind()
+
+
+def range_of(
+    name: str, dtype: object, value_range: ValueRange | None = None, *, is_guide: bool = True
+) -> ValueRange | None:
+    """Return the values of a dtype of torch or NumPy that count as 0 and 1; None for floats as they are.
+
+    Integers without a rule need a range in a guide, whose units are those of `sigma_color`; else they stay.
+
+    >>> range_of("image", torch.uint16), range_of("image", np.dtype("float32")), range_of("image", "int32", (0, 4095))
+    ((0.0, 65535.0), None, (0.0, 4095.0))
+
+    Raises:
+        InputError: integers of a dtype without a rule, and no range.
+    """
+    if value_range is not None:
+        pair = read_numbers(value_range, "value_range", 2)
+        if len(pair) != 2 or not -math.inf < pair[0] < pair[1] < math.inf:
+            raise InputError(f"value_range must be (low, high), two finite numbers, got {value_range!r}")
+        return pair[0], pair[1]
+    # NumPy's string has the byte order
+    kind = getattr(dtype, "name", str(dtype)).removeprefix("torch.")
+    if "int" not in kind:
+        return None
+    if kind not in _LARGEST and not is_guide:
+        return 0.0, 1.0
+    if kind not in _LARGEST:
+        raise InputError(
+            f"{name} of {kind} has no rule for sigma_color: pass value_range=(low, high) where the function has it, or "
+            f"floats, such as ({name} - low) / (high - low)"
+        )
+    return 0.0, float(_LARGEST[kind])
+
+
+def unit_values(
+    name: str,
+    image: Tensor,
+    value_range: ValueRange | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    is_guide: bool = True,
+) -> Tensor:
+    """Return an image whose values are in units of `range_of`, in `dtype` if they are integers.
+
+    >>> unit_values("image", torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    [0.0, 1.0]
+    """
+    if not isinstance(image, Tensor) or (value_range is None and image.is_floating_point()):
+        return image
+    scale = range_of(name, image.dtype, value_range, is_guide=is_guide)
+    if scale is None or image.dtype == torch.bool:
+        return image
+    low, high = scale
+    if not image.is_floating_point():
+        # integers of 32 bits are exact in float64
+        image = image.to(dtype if image.dtype.itemsize <= 2 else torch.float64)
+        return ((image - low) / (high - low) if low else image / high).to(dtype)
+    return (image - low) / (high - low)
 
 
 def check_image(image: Tensor, spatial_dims: int = 2, name: str = "image") -> None:

@@ -1,3 +1,3 @@
 """Version of the package, which `pyproject.toml` reads."""
 
-__version__ = "1.0.0"
+__version__ = "0.9.0"

@@ -56,8 +56,8 @@ def test_points(name: str, normalization: Any, dtype: torch.dtype, random: np.ra
 def test_any_number_of_labels(labels: int, dtype: torch.dtype, random: np.random.Generator) -> None:
     energies = to_tensor(random.normal(size=(37, labels)), dtype)
     cloud = to_tensor(random.normal(size=(37, 3)), dtype)
-    kernels = [ph.crf.Kernel(cloud, 3.0), ph.crf.Kernel(cloud * 2, 1.0, "after")]
-    expected = [dense(cloud, 3.0, "symmetric", labels), dense(cloud * 2, 1.0, "after", labels)]
+    kernels = [ph.crf.Kernel(cloud, 3.0), ph.crf.Kernel(cloud * 2, 1.0, "homogeneous")]
+    expected = [dense(cloud, 3.0, "symmetric", labels), dense(cloud * 2, 1.0, "homogeneous", labels)]
     actual = ph.crf.mean_field(energies, kernels, num_iterations=3)
     assert_close(actual, field_oracle.mean_field(to_numpy(energies), expected, 3))
 
@@ -92,13 +92,13 @@ def test_a_batch_of_pictures(random: np.random.Generator) -> None:
     guide, energies = to_tensor(random.random((2, 3, 5, 6))), random.normal(size=(2, LABELS, 5, 6))
     spatial = ph.crf.spatial_kernel((5, 6), (2.0, 1.5), compatibility=1.0, device=DEVICE, dtype=torch.float64)
     bilateral = ph.crf.bilateral_kernel(
-        guide, sigma_space=4.0, sigma_color=0.4, compatibility=2.0, normalization="before"
+        guide, sigma_space=4.0, sigma_color=0.4, compatibility=2.0, normalization="transposed"
     )
     actual = ph.crf.mean_field(to_tensor(energies), [spatial, bilateral], num_iterations=3)
     assert actual.shape == energies.shape
     for item in range(2):
         alone = ph.crf.bilateral_kernel(
-            guide[item], sigma_space=4.0, sigma_color=0.4, compatibility=2.0, normalization="before"
+            guide[item], sigma_space=4.0, sigma_color=0.4, compatibility=2.0, normalization="transposed"
         )
         colors = to_numpy(guide[item]).reshape(3, -1).T
         expected = [
@@ -121,6 +121,35 @@ def test_a_volume(random: np.random.Generator) -> None:
     assert_close(again[0], actual.double())
 
 
+@pytest.mark.parametrize("normalization", KERNEL_NORMALIZATIONS)
+@pytest.mark.parametrize("compatibility", [2.0, -1.5])
+def test_weights_count_like_repeated_points(
+    normalization: Any, compatibility: float, random: np.random.Generator
+) -> None:
+    energies, cloud = to_tensor(random.normal(size=(18, 4))), to_tensor(random.normal(size=(18, 2)))
+    counts = torch.tensor([1, 2, 3] * 6, device=DEVICE)
+    again = torch.arange(18, device=DEVICE).repeat_interleave(counts)
+    kernels, repeated = (
+        [ph.crf.Kernel(each, compatibility, normalization).with_lattice()] for each in (cloud, cloud[again])
+    )
+    found = ph.crf.mean_field(energies, kernels, num_iterations=3, sample_weight=counts.double())
+    expected = ph.crf.mean_field(energies[again], repeated, num_iterations=3)
+    assert_close(found[again], expected)
+    energy = ph.crf.free_energy(found, energies, kernels, sample_weight=counts.double())
+    assert_close(energy, ph.crf.free_energy(expected, energies[again], repeated))
+
+
+def test_points_of_weight_zero_count_for_no_other(random: np.random.Generator) -> None:
+    energies, cloud = to_tensor(random.normal(size=(2, 30, 4))), to_tensor(random.normal(size=(30, 2)))
+    mask = torch.arange(30, device=DEVICE) < 18
+    kernels = [ph.crf.Kernel(cloud, 2.0)]
+    found = ph.crf.mean_field(energies, kernels, sample_weight=mask)
+    assert_close(found, ph.crf.mean_field(energies, kernels, sample_weight=mask.expand(2, 30)))
+    others = torch.where(mask[:, None], energies, 10 * energies.flip(1))
+    assert_close(ph.crf.mean_field(others, kernels, sample_weight=mask)[:, mask], found[:, mask])
+    assert not torch.allclose(ph.crf.mean_field(others, kernels)[:, mask], found[:, mask], atol=1e-3)
+
+
 def test_ragged_batch_equals_its_items(dtype: torch.dtype, random: np.random.Generator) -> None:
     energies, cloud = to_tensor(random.normal(size=(30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
     batch = torch.tensor([0] * 12 + [1] * 18, device=DEVICE)
@@ -134,10 +163,10 @@ def test_ragged_batch_equals_its_items(dtype: torch.dtype, random: np.random.Gen
 def test_takes_lattices_and_start(dtype: torch.dtype, random: np.random.Generator) -> None:
     energies, cloud = to_tensor(random.normal(size=(2, 30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
     kernels = [ph.crf.Kernel(cloud, 2.0), ph.crf.Kernel(torch.stack([cloud, cloud * 2]), 1.0)]
-    lattices = [kernel.build_lattice() for kernel in kernels]
-    marginals = ph.crf.mean_field(energies, kernels, num_iterations=0, lattices=lattices)
+    ready = [kernel.with_lattice() for kernel in kernels]
+    marginals = ph.crf.mean_field(energies, ready, num_iterations=0)
     for _ in range(3):
-        marginals = ph.crf.mean_field(energies, kernels, num_iterations=1, lattices=lattices, start=marginals)
+        marginals = ph.crf.mean_field(energies, ready, num_iterations=1, start=marginals)
     assert_close(marginals, ph.crf.mean_field(energies, kernels, num_iterations=3))
     assert_close(ph.crf.mean_field(energies, kernels, num_iterations=0, start=marginals), marginals)
 

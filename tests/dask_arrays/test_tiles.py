@@ -164,7 +164,9 @@ def test_rejects_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     phd.bilateral_filter(da.zeros((80, 80), chunks=80, dtype="float32"), sigma_space=2.0, sigma_color=0.1)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         # computed in double precision
-        phd.bilateral_filter(da.zeros((80, 80), chunks=80, dtype="uint32"), sigma_space=2.0, sigma_color=9.0)
+        phd.bilateral_filter(
+            da.zeros((80, 80), chunks=80, dtype="uint32"), sigma_space=2.0, sigma_color=0.1, value_range=(0, 9)
+        )
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         phd.bilateral_filter(color, sigma_space=2.0, sigma_color=0.1, axes="YXC")
@@ -176,7 +178,7 @@ def test_largest_integers_stay(kind: str) -> None:
     largest = np.iinfo(kind).max
     image = np.full((9, 20), largest, dtype=kind)
     actual = phd.bilateral_filter(
-        da.from_array(image, chunks=10), sigma_space=1.0, sigma_color=largest / 10, axes="YX"
+        da.from_array(image, chunks=10), sigma_space=1.0, sigma_color=0.1, axes="YX", value_range=(0, largest)
     ).compute()
     assert actual.dtype == image.dtype
     # float64 does not have the digits of 64 bits
@@ -199,13 +201,16 @@ def test_maps_trained_layers_over_tiles() -> None:
     np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=2e-6)
 
 
-def test_rejects_bandwidths_below_one_step_of_integers() -> None:
-    """Shares of the largest value, as the command takes them, would return integers unchanged."""
-    image = da.from_array((65535 * smooth(20, 30)).astype(np.uint16))
-    with pytest.raises(
-        InputError, match=r"sigma_color is 0.1, less than a quarter of a step of uint16.*such as 6553.5"
-    ):
-        phd.bilateral_filter(image, sigma_space=2.0, sigma_color=0.1)
+@pytest.mark.parametrize(("kind", "value_range"), [("uint8", None), ("uint16", (0, 4095)), ("float32", (0, 4095))])
+def test_units_are_those_of_the_filter_in_memory(kind: str, value_range: Any) -> None:
+    image = ((4095 if kind != "uint8" else 255) * smooth(40, 50)).astype(kind)
+    options: dict[str, Any] = {"sigma_space": 1.5, "sigma_color": 0.1, "value_range": value_range}
+    expected = ph.bilateral_filter(image[None], **options)[0]
+    found = phd.bilateral_filter(da.from_array(image, chunks=25), **options).compute()
+    assert found.dtype == image.dtype
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-2 if kind == "float32" else 1)
+    with pytest.raises(InputError, match="image of int32 has no rule"):
+        phd.bilateral_filter(da.from_array(image.astype(np.int32)), sigma_space=1.5, sigma_color=0.1)
 
 
 @pytest.mark.parametrize("axes", ["ABC", "ZYY", "TYX"])

@@ -29,7 +29,7 @@ def signal(random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
 def test_all_points(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
     wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
-    estimate = ph.accuracy.estimate_error(wrong, values, features, samples=1000)
+    estimate = ph.accuracy.estimate_error(wrong, values, features, num_samples=1000)
     assert estimate.num_samples == 90
     difference = to_numpy(wrong - exact)
     assert estimate.relative == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(to_numpy(exact)))
@@ -40,11 +40,11 @@ def test_all_points(random: np.random.Generator) -> None:
 def test_samples_represent_all_points(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
     wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
-    whole = ph.accuracy.estimate_error(wrong, values, features, samples=90)
-    some = ph.accuracy.estimate_error(wrong, values, features, samples=30)
+    whole = ph.accuracy.estimate_error(wrong, values, features, num_samples=90)
+    some = ph.accuracy.estimate_error(wrong, values, features, num_samples=30)
     assert some.num_samples == 30
     assert some.relative == pytest.approx(whole.relative, rel=0.3)
-    assert some == ph.accuracy.estimate_error(wrong, values, features, samples=30)
+    assert some == ph.accuracy.estimate_error(wrong, values, features, num_samples=30)
 
 
 def test_other_targets(random: np.random.Generator) -> None:
@@ -65,13 +65,13 @@ def test_pictures(sigma: float | tuple[float, float], guided: bool, random: np.r
     guide = to_tensor(random.random(size=(1, 26, 30)), torch.float32) if guided else None
     exact = ph.bilateral_filter(image, sigma_space=sigma, sigma_color=0.3, guide=guide, method="exact")
     right = ph.accuracy.estimate_bilateral_error(
-        exact, image, sigma_space=sigma, sigma_color=0.3, guide=guide, samples=64
+        exact, image, sigma_space=sigma, sigma_color=0.3, guide=guide, num_samples=64
     )
     # what lies beyond four standard deviations, the reach of the estimate
     assert right.relative < 3e-4
     assert right.num_samples >= 64
     wrong = ph.accuracy.estimate_bilateral_error(
-        exact + 0.05, image, sigma_space=sigma, sigma_color=0.3, guide=guide, samples=64
+        exact + 0.05, image, sigma_space=sigma, sigma_color=0.3, guide=guide, num_samples=64
     )
     assert wrong.worst == pytest.approx(0.05, abs=1e-3)
     assert wrong.relative == pytest.approx(0.05 / float(exact.square().mean().sqrt()), rel=0.1)
@@ -82,12 +82,12 @@ def test_volumes_and_signals(shape: tuple[int, ...], random: np.random.Generator
     image, axes = to_tensor(random.random(size=shape), torch.float32), len(shape) - 1
     exact = ph.bilateral_filter(image, sigma_space=0.4, sigma_color=0.3, method="exact", spatial_dims=axes)
     right = ph.accuracy.estimate_bilateral_error(
-        exact, image, sigma_space=0.4, sigma_color=0.3, spatial_dims=axes, samples=64
+        exact, image, sigma_space=0.4, sigma_color=0.3, spatial_dims=axes, num_samples=64
     )
     assert right.relative < 3e-4
     assert right.num_samples >= 64
     wrong = ph.accuracy.estimate_bilateral_error(
-        exact + 0.05, image, sigma_space=0.4, sigma_color=0.3, spatial_dims=axes, samples=64
+        exact + 0.05, image, sigma_space=0.4, sigma_color=0.3, spatial_dims=axes, num_samples=64
     )
     assert wrong.worst == pytest.approx(0.05, abs=1e-3)
 
@@ -126,7 +126,7 @@ def test_rejects_mismatched_inputs() -> None:
             lambda: ph.accuracy.estimate_error(values, values.expand(2, 5, 1), features, features),
             "values must have two axes",
         ),
-        (lambda: ph.accuracy.estimate_error(values, values, features, samples=0), "samples"),
+        (lambda: ph.accuracy.estimate_error(values, values, features, num_samples=0), "num_samples"),
         (
             lambda: ph.accuracy.estimate_bilateral_error(image[None], image[None], sigma_space=1.0, sigma_color=0.1),
             "one by one",

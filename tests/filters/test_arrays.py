@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,105 @@ def test_uint8_gets_the_dtype_of_the_other_image() -> None:
     assert ph.bilateral_filter(PHOTO, PHOTO / 255, **options).dtype == np.uint8
 
 
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int16", "int32", "float32"])
+@pytest.mark.parametrize("guided", [False, True])
+def test_units_are_those_of_the_guide(kind: str, guided: bool) -> None:
+    """The maximum of the dtype, or the given range; values keep their dtype and units."""
+    unit = np.random.default_rng(4).random((12, 10, 3)).astype(np.float32)
+    image = np.random.default_rng(5).random((12, 10, 3)).astype(np.float32)
+    low, high = (-100.0, 2900.0) if kind in ("int32", "float32") else (0.0, float(np.iinfo(kind).max))
+    value_range: Any = (low, high) if kind in ("int32", "float32") else None
+    data = (unit * (high - low) + low).astype(kind)
+    options: dict[str, Any] = {"channels_last": True, **SIGMAS}
+    found = ph.bilateral_filter(image if guided else data, data if guided else None, value_range=value_range, **options)
+    exact = ((data.astype(np.float64) - low) / (high - low)).astype(np.float32)
+    expected = ph.bilateral_filter(image if guided else exact, exact if guided else None, **options)
+    if guided:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        return
+    assert found.dtype == data.dtype
+    error = np.abs(found - (expected.astype(np.float64) * (high - low) + low)).max()
+    assert error <= (0.51 if kind != "float32" else 2e-3)
+    estimate = ph.accuracy.estimate_bilateral_error(found, data, value_range=value_range, **options)
+    assert estimate.relative < 0.2
+    explained = ph.accuracy.explain_bilateral(data, value_range=value_range, **options)
+    assert explained.method == ph.accuracy.explain_bilateral(exact, **options).method
+
+
+def test_value_range_overrides_the_maximum_of_the_dtype() -> None:
+    """12 bits in uint16."""
+    data = np.random.default_rng(6).integers(0, 4096, (12, 10, 1), dtype=np.uint16)
+    options: dict[str, Any] = {"channels_last": True, **SIGMAS}
+    found = ph.bilateral_filter(data, value_range=(0, 4095), **options)
+    expected = 4095 * ph.bilateral_filter((data / 4095).astype(np.float32), **options)
+    np.testing.assert_array_equal(found, np.rint(expected).astype(np.uint16))
+    assert (found != ph.bilateral_filter(data, **options)).any()
+
+
 @pytest.mark.parametrize("function", [ph.upsample, ph.bilateral_solver])
-def test_integer_maps_are_converted_not_scaled(function: Any) -> None:
-    with pytest.raises(ph.errors.InputError, match=r"uint16; convert it with \w+\.astype\(numpy\.float32\)"):
-        function(np.full((*PHOTO.shape[:2], 1), 1500, np.uint16), PHOTO, channels_last=True)
+def test_integer_maps_keep_their_units(function: Any) -> None:
+    depth = np.random.default_rng(7).integers(500, 1500, (*PHOTO.shape[:2], 1), dtype=np.uint16)
+    found = function(depth, PHOTO, channels_last=True)
+    assert found.dtype == np.uint16
+    expected = function(depth.astype(np.float32), PHOTO.astype(np.float32) / 255, channels_last=True)
+    assert np.abs(found - expected).max() < 0.6
+
+
+@pytest.mark.parametrize("shape", [(20, 30, 4), (4, 20, 30)])
+def test_warns_of_alpha_and_cmyk(shape: tuple[int, ...]) -> None:
+    photo = np.random.default_rng(8).integers(0, 255, shape, dtype=np.uint8)
+    last = shape[-1] == 4
+    with pytest.warns(UserWarning, match=r"^image has 4 channels of integers, as RGBA and CMYK have.*convert"):
+        ph.bilateral_filter(photo, channels_last=last, **SIGMAS)
+    coarse: NDArray[Any] = np.ones((2, 2, 1) if last else (1, 2, 2), np.float32)
+    with pytest.warns(UserWarning, match="^guide has 4 channels of integers"):
+        ph.upsample(coarse, photo, channels_last=last, mode="gaussian")
+    with pytest.raises(ph.errors.InputError, match="palette image"):
+        ph.bilateral_filter(photo[..., 0] if last else photo[0], channels_last=True, **SIGMAS)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="reading pixels would wait for the GPU")
+def test_layers_warn_as_functions_do() -> None:
+    photo = photo_in_bytes()
+    logits = torch.randn(2, 100, 120)
+    calls: list[Any] = [
+        ph.nn.BilateralConv2d(3, 2, sigma_color=0.1),
+        ph.nn.BilateralFilter(sigma_space=3.0, sigma_color=0.1),
+        lambda guide: ph.nn.DenseCRF(2, sigma_color=0.1)(logits, guide),
+        lambda guide: ph.nn.BilateralUpsample2d(2, 3)(logits[:, ::4, ::4], guide),
+        lambda guide: ph.nn.BilateralSolver(sigma_color=0.1)(logits[:1], guide),
+        lambda guide: ph.nn.DenseEnergyLoss(sigma_color=0.1)(guide[None], logits[None].softmax(1)),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="but neighboring pixels differ by") as caught:
+            call(photo)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(photo / 255)
+    with pytest.warns(UserWarning, match="sigma_color is 15, but white is 1"):
+        ph.nn.DenseEnergyLoss()(photo[None] / 255, logits[None].softmax(1))
+    with pytest.warns(UserWarning, match="sigma_color is 15, but white is 1"):
+        ph.bilateral_filter(photo / 255, sigma_space=3.0, sigma_color=15)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.uint16, torch.int16])
+def test_layers_take_integer_guides(kind: torch.dtype) -> None:
+    guide = torch.from_numpy(np.random.default_rng(9).integers(0, 200, (2, 3, 8, 9))).to(DEVICE)
+    unit, guide = guide / torch.iinfo(kind).max, guide.to(kind)
+    image = torch.rand(2, 2, 8, 9, device=DEVICE)
+    layers: list[Any] = [
+        ph.nn.BilateralConv2d(2, 2, guide_channels=3),
+        ph.nn.BilateralFilter(sigma_space=3.0, sigma_color=0.3),
+        ph.nn.DenseCRF(2, sigma_color=0.3),
+        ph.nn.BilateralSolver(),
+    ]
+    for layer in layers:
+        module = layer.to(DEVICE)
+        torch.testing.assert_close(module(image, guide), module(image, unit.float()), rtol=0, atol=1e-4)
+    sigmas: dict[str, Any] = {"sigma_space": 3.0, "sigma_color": 0.3}
+    found, expected = (ph.features.bilateral(each, **sigmas) for each in (guide, unit.float()))
+    torch.testing.assert_close(found, expected)
 
 
 def test_uint8_tensors_keep_dtype_and_device() -> None:

@@ -116,8 +116,8 @@ def test_differentiated_weights_use_the_lattice_instead_of_the_grid() -> None:
 def test_what_only_a_lattice_has_takes_it() -> None:
     values, features = scattered(100)
     lattice = ph.build_lattice(features, separable=True)
-    actual = ph.gaussian_filter(values, None, method="auto", lattice=lattice)
-    assert_same(actual, ph.gaussian_filter(values, None, lattice=lattice))
+    actual = ph.gaussian_filter(values, lattice, method="auto")
+    assert_same(actual, ph.gaussian_filter(values, lattice))
     density = ph.gaussian_filter(values, features, None, normalization="density", method="auto")
     assert_same(density, ph.gaussian_filter(values, features, None, normalization="density"))
     sigma = torch.tensor([1.0], device=DEVICE, requires_grad=True)

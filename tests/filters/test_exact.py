@@ -322,8 +322,7 @@ def test_rejects_mismatched_inputs() -> None:
         (lambda: ph.gaussian_filter(values, features, no_tensor, method="auto"), InputError, "target_features must be"),
         (lambda: ph.gaussian_filter(values[0, 0], features, method="auto"), InputError, "channels"),
         (lambda: ph.gaussian_filter(values, features, method="exact", halo=1), InputError, "no halo"),
-        (lambda: ph.gaussian_filter(values, None, method="exact", lattice=lattice), InputError, "no lattice"),
-        (lambda: ph.gaussian_filter(values, None, method="exact"), InputError, "features are missing"),
+        (lambda: ph.gaussian_filter(values, lattice, method="exact"), InputError, "without a lattice"),
         (
             lambda: ph.gaussian_filter(values, features, None, normalization="density", method="exact"),
             InputError,
@@ -352,3 +351,17 @@ def test_rejects_mismatched_inputs() -> None:
         ),
     ):
         assert_raises(call, error, message)
+
+
+@pytest.mark.parametrize("method", ["lattice", "dense", "exact", "auto"])
+def test_items_of_a_ragged_batch_never_mix(method: Any) -> None:
+    values, features, targets = torch.split(2 * torch.rand(29, 3, device=DEVICE, dtype=torch.float64), [12, 12, 5])
+    batch, target_batch = torch.tensor([1] * 5 + [0] * 7, device=DEVICE), torch.tensor([0, 1, 1, 0, 1], device=DEVICE)
+    for normalization in ("homogeneous", "none"):
+        options: dict[str, Any] = {"method": method, "normalization": normalization}
+        together = ph.gaussian_filter(values, features, batch=batch, **options)
+        elsewhere = ph.gaussian_filter(values, features, targets, batch=batch, target_batch=target_batch, **options)
+        for item in (0, 1):
+            own, there = batch == item, target_batch == item
+            assert_close(together[own], ph.gaussian_filter(values[own], features[own], **options))
+            assert_close(elsewhere[there], ph.gaussian_filter(values[own], features[own], targets[there], **options))

@@ -381,7 +381,10 @@ def test_learned_layers_take_weights() -> None:
     mask = torch.rand(6, 7, device=values.device) > 0.4
     picture_layer = ph.nn.BilateralConv2d(3, 2).to(values.device)
     lost = torch.where(mask, image, torch.nan)
-    assert_close(picture_layer(lost, image, mask), picture_layer(torch.where(mask, image, 9.0), image, mask))
+    assert_close(
+        picture_layer(lost, image, sample_weight=mask),
+        picture_layer(torch.where(mask, image, 9.0), image, sample_weight=mask),
+    )
 
 
 def test_learned_filters_reject_mismatched_weights() -> None:

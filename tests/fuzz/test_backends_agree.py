@@ -31,9 +31,7 @@ def test_learned_filters(case: Case, normalization: Normalization) -> None:
 
     def call() -> list[Tensor]:
         lattice = case.build(case.features())
-        result = ph.permutohedral_filter(
-            case.values(), None, case.weight(), normalization=normalization, lattice=lattice
-        )
+        result = ph.permutohedral_filter(case.values(), lattice, case.weight(), normalization=normalization)
         return [result]
 
     assert_agreement(call, case, tolerance_of(case))
@@ -47,7 +45,7 @@ def test_gaussians(case: Case, fused: bool) -> None:
     def call() -> list[Tensor]:
         lattice = case.build(case.features(), separable=True)
         values = case.values().requires_grad_(not fused)
-        return [ph.gaussian_filter(values, None, lattice=lattice).detach()]
+        return [ph.gaussian_filter(values, lattice).detach()]
 
     assert_agreement(call, case, tolerance_of(case))
 
@@ -59,7 +57,7 @@ def test_gradients(case: Case) -> None:
     def call() -> list[Tensor]:
         features = [tensor.requires_grad_() for tensor in case.features()]
         values, weight = case.values().requires_grad_(), case.weight().requires_grad_()
-        result = ph.permutohedral_filter(values, None, weight, lattice=case.build(features))
+        result = ph.permutohedral_filter(values, case.build(features), weight)
         return list(torch.autograd.grad(result.square().sum(), [values, weight, *features]))
 
     assert_agreement(call, case, TOLERANCE[torch.float64])
@@ -73,7 +71,7 @@ def test_gaussian_stays_within_range_of_values(backend: str, case: Case) -> None
 
     def call() -> list[Tensor]:
         values = case.values()
-        return [values, ph.gaussian_filter(values, None, lattice=case.build(case.features(), separable=True))]
+        return [values, ph.gaussian_filter(values, case.build(case.features(), separable=True))]
 
     outcome = outcome_of(call, backend, case.threads)
     if isinstance(outcome, PermutohedralError):

@@ -82,7 +82,7 @@ def add(random: Random, field: dcrf.DenseCRF2D, attempt: Any, sizes: tuple[int, 
         options = {
             "compat": compat(random, labels),
             "kernel": pick(random, [7, None, -1], 1),
-            "normalization": pick(random, [9, None, "after"], int(random.integers(4))),
+            "normalization": pick(random, [9, None, "homogeneous"], int(random.integers(4))),
         }
         kind = random.integers(4)
         if kind == 0:

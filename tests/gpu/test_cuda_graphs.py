@@ -38,7 +38,7 @@ def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list
 def step(layer: torch.nn.Module, values: Tensor, lattice: ph.Lattice) -> list[Tensor]:
     """The result of a layer, and the gradients of values and parameters."""
     leaf = values.detach().requires_grad_()
-    output = layer(leaf, lattice=lattice)
+    output = layer(leaf, lattice)
     return [output.detach(), *torch.autograd.grad(output.square().mean(), [leaf, *layer.parameters()])]
 
 
@@ -92,7 +92,7 @@ def test_gaussian_of_changing_features() -> None:
 
     def run() -> list[Tensor]:
         lattice, number = ph.lattice.build_bounded_lattice(features, 40_000, neighborhood_size=0, separable=True)
-        return [ph.gaussian_filter(values, None, lattice=lattice), number]
+        return [ph.gaussian_filter(values, lattice), number]
 
     with torch.no_grad():
         graph, (found, number) = capture(run)
@@ -141,7 +141,7 @@ def test_captured_step_of_one_cloud_is_replayed() -> None:
     layer = ph.nn.PermutohedralConv(4, 8, dimension=3, device="cuda")
 
     def train(lattice: ph.Lattice, values: Tensor) -> Tensor:
-        result: Tensor = layer(values, lattice=lattice)
+        result: Tensor = layer(values, lattice)
         return result.square().mean().detach()
 
     step = ph.nn.capture_step(train)

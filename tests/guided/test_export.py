@@ -27,7 +27,7 @@ def image(*shape: int) -> Tensor:
 
 
 CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
-    "DenseCRF": (ph.nn.DenseCRF(3, bilateral_sigma_color=0.1, num_iterations=2), (image(3, 5, 6), image(1, 5, 6))),
+    "DenseCRF": (ph.nn.DenseCRF(3, sigma_color=0.1, num_iterations=2), (image(3, 5, 6), image(1, 5, 6))),
     "BilateralSolver": (ph.nn.BilateralSolver(sigma_space=4.0, num_iterations=3), (image(1, 5, 6), image(1, 5, 6))),
     "gaussian": (Function(ph.upsample), (image(1, 2, 3), image(1, 6, 9))),
     "affine": (
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
         (image(1, 2, 3), image(1, 6, 9)),
     ),
     "interpolate": (
-        Function(lambda values, features: ph.interpolate(values, features)[0]),
+        Function(ph.interpolate),
         (image(9, 1), 3 * image(9, 2)),
     ),
 }
@@ -57,14 +57,9 @@ def test_exported_programs_compute_the_same(name: str) -> None:
 LATTICES: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
     "Upsampler": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4), mode="gaussian", sigma_color=0.1),
     "affine": lambda: ph.guided.Upsampler(image(1, 6, 8), (3, 4), mode="affine", sigma_color=0.1),
-    "BilateralSolver": lambda: _solver(ph.guided.BilateralSolver(image(1, 6, 8), sigma_color=0.1)),
     "splat": lambda: _filter(ph.build_lattice(image(12, 2))),
     "pool": lambda: _pool(ph.levels.build_pyramid(3 * image(12, 2), num_levels=2)),
 }
-
-
-def _solver(solver: Any) -> Callable[[Tensor], Tensor]:
-    return lambda values: solver(values, observe="cells")
 
 
 def _filter(lattice: ph.Lattice) -> Callable[[Tensor], Tensor]:

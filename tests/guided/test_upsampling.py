@@ -218,10 +218,8 @@ def test_returns_arrays_for_arrays() -> None:
     assert isinstance(
         ph.bilateral_solver(coarse, guide, observe="cells", smoothness=learned, sigma_color=0.1), np.ndarray
     )
-    assert isinstance(
-        ph.guided.BilateralSolver(guide, sigma_color=0.1)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray
-    )
-    values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)))
+    assert isinstance(ph.bilateral_solver(coarse[:, 0], guide, observe=np.zeros((5, 2)), sigma_color=0.1), np.ndarray)
+    values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)), return_mass=True)
     assert isinstance(values, np.ndarray)
     assert isinstance(mass, np.ndarray)
 
@@ -239,11 +237,11 @@ def test_keeps_16_bit_dtypes() -> None:
         ({"mode": "cubic"}, "mode must be"),
         ({"sampling": "center"}, "sampling must be"),
         ({"coarse": torch.zeros(3, 4)}, "channels before"),
-        ({"coarse": torch.zeros(1, 3, 4, dtype=torch.int16)}, "floating"),
+        ({"coarse": torch.zeros(1, 3, 4, dtype=torch.bool)}, "floating"),
         ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
         ({"coarse": torch.full((1, 3, 4), torch.inf)}, "maps must be finite, or NaN"),
         ({"guide": torch.zeros(64, 96, 3)}, "^guide must be.*channels forward"),
-        ({"guide": torch.zeros(3, 6, 8, dtype=torch.int16)}, "guide must be floating"),
+        ({"guide": torch.zeros(3, 6, 8, dtype=torch.int32)}, "guide of int32 has no rule"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
         ({"coarse": torch.zeros(1, 6, 8), "guide": torch.zeros(1, 3, 4)}, "the coarse map first and the guide second"),
         (
@@ -357,3 +355,8 @@ def test_colors_of_sixteen_bits_are_rounded_once(mode: Any) -> None:
     assert_close(ph.upsample(coarse, guide, mode=mode), expected, torch.bfloat16)
     colors = ph.features.opponent_colors(guide)
     assert_close(colors, ph.features.opponent_colors(guide.double()), torch.bfloat16)
+
+
+def test_the_solver_has_no_parts() -> None:
+    with pytest.raises(ph.errors.InputError, match="no parts"):
+        ph.guided.Upsampler(torch.rand(1, 6, 8), (3, 4), mode="solver", origin=(0, 0), sigma_color=0.1)

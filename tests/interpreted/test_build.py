@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -236,16 +237,16 @@ def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
     leaf = features.clone().requires_grad_()
     with use_backend("triton"):
         bounded, number = ph.lattice.build_bounded_lattice(leaf, 60, neighborhood_size=1, separable=True)
-        found = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=bounded)
+        found = ph.permutohedral_filter(values, bounded, weight, normalization="density")
         (gradient,) = torch.autograd.grad(found.square().sum(), leaf)
-        blurred = ph.gaussian_filter(values, None, lattice=bounded)
+        blurred = ph.gaussian_filter(values, bounded)
     with use_backend("reference"):
         lattice = ph.build_lattice(leaf, neighborhood_size=1, separable=True)
-        expected = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=lattice)
+        expected = ph.permutohedral_filter(values, lattice, weight, normalization="density")
         assert int(number) == lattice.num_lattice_points < 60 == bounded.num_lattice_points
         assert_close(found, expected)
         assert_close(gradient, torch.autograd.grad(expected.square().sum(), leaf)[0])
-        assert_close(blurred, ph.gaussian_filter(values, None, lattice=lattice))
+        assert_close(blurred, ph.gaussian_filter(values, lattice))
 
 
 @pytest.mark.parametrize("batch", ["column", "expanded"])
@@ -330,8 +331,8 @@ def test_picture_features(dtype: torch.dtype) -> None:
     for guide in (picture, picture[0], picture[:, :1], picture.transpose(-1, -2), picture.flip(-1)[..., ::2]):
         with use_backend("triton"):
             found = ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7)
-            kernel = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
+            kernel: Any = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
         with use_backend("reference"):
             assert torch.equal(found, ph.features.bilateral(guide, sigma_space=3.0, sigma_color=0.7))
-            expected = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
+            expected: Any = ph.crf.bilateral_kernel(guide, sigma_space=3.0, sigma_color=0.7)
             assert torch.equal(kernel.features, expected.features)

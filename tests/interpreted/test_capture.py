@@ -36,7 +36,7 @@ def trainer(network: torch.nn.Module, pyramid: bool) -> Step:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
     def train(lattice: object, values: Tensor) -> Tensor:
-        output = network(values, pyramid=lattice) if pyramid else network(values, lattice=lattice)
+        output = network(values, pyramid=lattice) if pyramid else network(values, lattice)
         loss: Tensor = output.square().mean()
         optimizer.zero_grad()
         loss.backward()

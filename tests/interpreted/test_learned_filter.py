@@ -235,7 +235,7 @@ def test_layer_rejects_invalid_arguments() -> None:
         with pytest.raises(InputError, match="as_tensor"):
             layer(values, features.numpy())
         # and nothing is broken by it
-        assert_close(layer(values, features), layer(values, lattice=layer.build_lattice(features)))
+        assert_close(layer(values, features), layer(values, layer.build_lattice(features)))
 
 
 def test_raises_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,4 +243,4 @@ def test_raises_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_NEGLIGIBLE_BYTES", 0)
     monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
     with use_backend("triton"), pytest.raises(MemoryLimitError, match="channels"):
-        ph.permutohedral_filter(torch.randn(9, 1), None, torch.randn(7, 1, 64), lattice=lattice)
+        ph.permutohedral_filter(torch.randn(9, 1), lattice, torch.randn(7, 1, 64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_mean_field_from_points(labels: int, deterministic: bool) -> None:
     """The lattices are those that are built first."""
     energies, start = torch.randn(2, 17, labels), torch.softmax(torch.randn(2, 17, labels), dim=2)
     clouds = torch.randn(2, 17, 2), torch.randn(2, 17, 5)
-    given = [ph.crf.Kernel(clouds[0], 2.0), ph.crf.Kernel(clouds[1], torch.randn(labels) ** 2 * -1, "before")]
+    given: Any = [ph.crf.Kernel(clouds[0], 2.0), ph.crf.Kernel(clouds[1], torch.randn(labels) ** 2 * -1, "transposed")]
     torch.use_deterministic_algorithms(deterministic)
     try:
         with use_backend("triton"):
@@ -96,7 +97,7 @@ def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
 
 def test_declines_more_labels_than_a_tile_holds() -> None:
     _, tables = field(3, 20, torch.float32, False)
-    given = torch.randn(2, 257, 20), None, tables[:1], 2, False
+    given = torch.randn(2, 257, 20), None, FieldPlan(tables[:1], 2, False)
     assert "at most 256 labels, got 257" in str(ph.backends.explain_call(kernels.mean_field, *given))
 
 

@@ -80,9 +80,9 @@ CASES: dict[str, dict[str, tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...]]
             ph.nn.DenseCRF(
                 3,
                 kernel_weights=(1.0, 2.0),
-                spatial_sigma=1.7,
-                bilateral_sigma_space=4.0,
-                bilateral_sigma_color=0.3,
+                sigma_smoothness=1.7,
+                sigma_space=4.0,
+                sigma_color=0.3,
                 compatibility="matrix",
                 num_iterations=1,
                 learn_sigma=True,
@@ -180,7 +180,7 @@ def test_compiled_gradients_match_eager(name: str) -> None:
 
 def test_batched_crf_compiles_with_dynamic_sizes() -> None:
     torch.compiler.reset()
-    layer = ph.nn.DenseCRF(3, bilateral_sigma_color=0.1, num_iterations=2).to(DEVICE, torch.float64)
+    layer = ph.nn.DenseCRF(3, sigma_color=0.1, num_iterations=2).to(DEVICE, torch.float64)
     compiled = torch.compile(layer, dynamic=True, backend="aot_eager")
     for items in (2, 3):
         logits, guide = image(items, 3, 4, 5), image(items, 2, 4, 5)

@@ -58,8 +58,8 @@ def test_calling_conventions_agree(normalization: Normalization) -> None:
         alone = layer(values[item], features=features[item], target_features=targets[item])
         assert_close(together[item], alone)
         lattice = layer.build_lattice(features[item], targets[item])
-        assert_close(layer(values[item], lattice=lattice), alone)
-        assert_close(layer(values, lattice=lattice)[item], alone)
+        assert_close(layer(values[item], lattice), alone)
+        assert_close(layer(values, lattice)[item], alone)
 
 
 def test_layers_share_a_lattice() -> None:
@@ -68,7 +68,7 @@ def test_layers_share_a_lattice() -> None:
     second = PermutohedralConv(4, 3, 2, device=DEVICE)
     values, features = draw(20, 2), draw(20, 2, seed=1)
     lattice = ph.build_lattice(features)
-    reused = second(first(values, lattice=lattice).relu(), lattice=lattice)
+    reused = second(first(values, lattice).relu(), lattice)
     assert_close(reused, second(first(values, features).relu(), features))
 
 
@@ -213,13 +213,13 @@ def test_training_recovers_a_filter() -> None:
     teacher = PermutohedralConv(2, 2, 2, normalization="none", device=DEVICE)
     lattice = ph.build_lattice(features)
     with torch.no_grad():
-        wanted = teacher(values, lattice=lattice)
+        wanted = teacher(values, lattice)
     student = PermutohedralConv(2, 2, 2, normalization="none", device=DEVICE)
     optimizer = torch.optim.LBFGS(student.parameters(), max_iter=60, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(student(values, lattice=lattice), wanted)
+        loss = torch.nn.functional.mse_loss(student(values, lattice), wanted)
         loss.backward()
         return loss
 

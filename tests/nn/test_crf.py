@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 
 def layer(labels: int = 3, dtype: torch.dtype | None = torch.float64, **options: Any) -> DenseCRF:
-    given = {"spatial_sigma": 1.7, "bilateral_sigma_space": 4.0, "bilateral_sigma_color": 0.3, "num_iterations": 2}
+    given = {"sigma_smoothness": 1.7, "sigma_space": 4.0, "sigma_color": 0.3, "num_iterations": 2}
     return DenseCRF(labels, device=DEVICE, dtype=dtype, **{"kernel_weights": (1.0, 2.0), **given, **options})
 
 
@@ -43,7 +43,7 @@ def test_matches_mean_field(compatibility: Any, leading: tuple[int, ...]) -> Non
     assert_close(made(logits, guide).exp(), expected)
     with torch.no_grad():
         assert_close(made(logits, guide).exp(), expected)
-        assert_close(made(logits, guide, made.build_lattices(guide)).exp(), expected)
+        assert_close(made(logits, made.build_lattices(guide)).exp(), expected)
 
 
 @pytest.mark.parametrize("compatibility", ["potts", "diagonal", "matrix"])
@@ -69,7 +69,7 @@ def test_fused_gradients_match_unfused(labels: int) -> None:
     """Of a batch, for a given start; and gradients of gradients."""
     energies, guide = pictures(2, 4, 3, labels=labels)
     start = torch.softmax(torch.randn_like(energies), dim=1)
-    spatial = ph.crf.spatial_kernel((4, 3), 1.7, dtype=torch.float64, device=DEVICE).features.expand(2, 12, 2)
+    spatial = ph.features.positions((4, 3), 1.7, dtype=torch.float64, device=DEVICE).expand(2, 12, 2) + 0.1
     weight, costs = torch.tensor(2.0, dtype=torch.float64, device=DEVICE), -torch.rand_like(energies[0, :, 0, 0])
     inputs = [each.requires_grad_() for each in (energies, start, weight, costs)]
 
@@ -81,7 +81,7 @@ def test_fused_gradients_match_unfused(labels: int) -> None:
                 sigma_space=4.0,
                 sigma_color=0.3,
                 compatibility=costs if labels > 2 else weight,
-                normalization="after",
+                normalization="homogeneous",
             ),
         ]
         return ph.crf.mean_field(energies, kernels, num_iterations=2, start=start.softmax(dim=1), logarithms=True)
@@ -167,17 +167,41 @@ def test_state_dict_and_repr() -> None:
     assert torch.equal(other.kernel_weights, made.kernel_weights)
 
 
+def test_images_of_different_sizes() -> None:
+    """A list equals the images one by one, a padded batch nearly: lattice points of the padding stay."""
+    made = layer(compatibility="matrix")
+    logits, guides = zip(*(pictures(*size) for size in ((6, 5), (4, 7), (1, 1))), strict=True)
+    alone = [made(each, guide) for each, guide in zip(logits, guides, strict=True)]
+    for found, expected in zip(made(logits, guides), alone, strict=True):
+        assert_close(found, expected)
+    padded, edges = (torch.randn(3, channels, 6, 7, dtype=torch.float64, device=DEVICE) for channels in (3, 2))
+    weight = torch.zeros(3, 6, 7, device=DEVICE, dtype=torch.bool)
+    for number, (each, guide) in enumerate(zip(logits, guides, strict=True)):
+        inside = (number, ..., slice(each.shape[1]), slice(each.shape[2]))
+        padded[inside], edges[inside], weight[inside] = each, guide, True
+    together = made(padded, edges, sample_weight=weight)
+    for number, expected in enumerate(alone):
+        inside = together[number, :, : expected.shape[1], : expected.shape[2]]
+        assert float((inside.exp() - expected.exp()).abs().max()) < 5e-3
+    weights = [torch.rand(each.shape[1:], device=DEVICE).double() for each in logits]
+    for found, one, guide, weight in zip(
+        made(logits, guides, sample_weight=weights), logits, guides, weights, strict=True
+    ):
+        assert_close(found, made(one, guide, sample_weight=weight))
+    assert made([], []) == []
+
+
 def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, device=DEVICE)
 
 
 ERRORS: dict[str, ErrorCase] = {
     "labels": (lambda: layer(0), ph.errors.InputError, "num_labels"),
-    "sigma": (lambda: layer(bilateral_sigma_color=0.0), ph.errors.InputError, "bilateral_sigma_color must be positive"),
+    "sigma": (lambda: layer(sigma_color=0.0), ph.errors.InputError, "sigma_color must be positive"),
     "sigma_text": (
-        lambda: layer(bilateral_sigma_space="wide"),
+        lambda: layer(sigma_space="wide"),
         ph.errors.InputError,
-        "bilateral_sigma_space must be one number, got",
+        "sigma_space must be one number, got",
     ),
     "weights": (lambda: layer(kernel_weights=(1.0,)), ph.errors.InputError, "two numbers"),
     "one_weight": (
@@ -185,16 +209,27 @@ ERRORS: dict[str, ErrorCase] = {
         ph.errors.InputError,
         "kernel_weights must be two numbers.*got 3.0",
     ),
-    "guide_bytes": (
-        lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).byte()),
+    "guide_integers": (
+        lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).int()),
         ph.errors.InputError,
-        "guide must be floating",
+        "guide of int32 has no rule",
     ),
     "compatibility": (lambda: layer(compatibility="full"), ph.errors.InputError, "'potts'"),
     "logits": (lambda: layer()(zeros(2, 4, 5), zeros(3, 4, 5)), ph.errors.InputError, r"\[3, \*space\]"),
     "axes": (lambda: layer()(zeros(3, 4), zeros(3, 4, 5)), ph.errors.InputError, "2 axes"),
     "guide": (lambda: layer()(zeros(3, 4, 5), zeros(4, 5)), ph.errors.InputError, "guide must be"),
-    "space": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 6)), ph.errors.InputError, "energies must be"),
+    "space": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 6)), ph.errors.InputError, "guide must have the space of"),
+    "items": (lambda: layer()(zeros(2, 3, 4, 5), zeros(1, 3, 4, 5)), ph.errors.InputError, "their batch or none"),
+    "short_list": (
+        lambda: layer()([zeros(3, 4, 5)], [zeros(3, 4, 5)] * 2),
+        ph.errors.InputError,
+        "guide must be a list of 1",
+    ),
+    "batch_in_a_list": (
+        lambda: layer()([zeros(1, 3, 4, 5)], [zeros(3, 4, 5)]),
+        ph.errors.InputError,
+        "no batch axes in a list",
+    ),
 }
 
 
@@ -205,7 +240,7 @@ def test_rejects_mismatched_arguments(name: str) -> None:
 
 def test_ensembles_of_layers() -> None:
     """Stacked parameters, of fixed bandwidths too."""
-    layers = [layer(spatial_sigma=sigma, kernel_weights=(sigma, 2.0)) for sigma in (1.5, 2.5)]
+    layers = [layer(sigma_smoothness=sigma, kernel_weights=(sigma, 2.0)) for sigma in (1.5, 2.5)]
     logits, guide = pictures(5, 6)
     stacked, _ = torch.func.stack_module_state([*layers])
     found = torch.vmap(lambda each: torch.func.functional_call(layers[0], each, (logits, guide)))(stacked)

@@ -67,7 +67,7 @@ def test_matches_rloss_and_toco(scale: float, region: Tensor | None, labels: Ten
 
 def test_gradient_is_the_derivative_of_a_symmetric_kernel() -> None:
     """All pixels lie in one simplex, so the kernel is symmetric."""
-    layer = ph.nn.DenseEnergyLoss(1e4, 1e4, weight=1.0, scale_factor=1.0)
+    layer = ph.nn.DenseEnergyLoss(sigma_space=1e4, sigma_color=1e4, weight=1.0, scale_factor=1.0)
     images, segments = (given[:1, :2, :3, :3].double().to(DEVICE) for given in (IMAGES, PROBABILITIES))
     assert torch.autograd.gradcheck(lambda given: layer(images, given), (segments.requires_grad_(),))
 

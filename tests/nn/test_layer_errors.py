@@ -40,35 +40,43 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         "'none', 'homogeneous'",
     ),
-    "channels": (lambda: layer()(zeros(5, 3), zeros(5, 2)), InputError, r"takes 2 channels.*\(5, 3\)"),
-    "no_axis": (lambda: layer()(zeros(), zeros(5, 2)), InputError, r"takes 2 channels.*\(\)"),
-    "dimension": (lambda: layer()(zeros(5, 2), zeros(5, 3)), InputError, r"features of 2 dimensions.*\(5, 3\)"),
-    "neither": (lambda: layer()(zeros(5, 2)), InputError, "give features"),
-    "both": (lambda: layer()(zeros(5, 2), zeros(5, 2), lattice=lattice_of(5, 2)), InputError, "not both"),
-    "lattice_of_another_size": (
-        lambda: layer()(zeros(5, 2), lattice=lattice_of(5, 2, neighborhood_size=2)),
+    "channels": (lambda: layer()(zeros(5, 3), zeros(5, 2)), InputError, r"must have 2 channels.*\(5, 3\)"),
+    "no_axis": (lambda: layer()(zeros(), zeros(5, 2)), InputError, r"must have 2 channels.*\(\)"),
+    "dimension": (lambda: layer()(zeros(5, 2), zeros(5, 3)), InputError, r"features must have 2 dimensions.*\(5, 3\)"),
+    "no_features": (
+        lambda: layer()(zeros(5, 2), None),
         InputError,
-        "dimension 2 and neighborhood_size 1, got 2 and 2",
+        "features must be a torch.Tensor, got NoneType",
+    ),
+    "lattice_and_targets": (
+        lambda: layer()(zeros(5, 2), lattice_of(5, 2), zeros(5, 2)),
+        InputError,
+        "target_features must be left out with a Lattice",
+    ),
+    "lattice_of_another_size": (
+        lambda: layer()(zeros(5, 2), lattice_of(5, 2, neighborhood_size=2)),
+        InputError,
+        "dimension 2, built with neighborhood_size=1, got 2 and 2",
     ),
     "lattice_of_another_dimension": (
-        lambda: layer()(zeros(5, 2), lattice=lattice_of(5, 3)),
+        lambda: layer()(zeros(5, 2), lattice_of(5, 3)),
         InputError,
-        "dimension 2 and neighborhood_size 1, got 3 and 1",
+        "dimension 2, built with neighborhood_size=1, got 3 and 1",
     ),
     "lattice_with_learned_scale": (
-        lambda: layer(learn_sigma=True)(zeros(5, 2), lattice=lattice_of(5, 2)),
+        lambda: layer(learn_sigma=True)(zeros(5, 2), lattice_of(5, 2)),
         InputError,
-        "pass features, not a lattice",
+        "features must be a tensor with learn_sigma",
     ),
-    "lattice_as_features": (
-        lambda: ph.nn.PermutohedralConv(1, 1, 2)(zeros(5, 1), lattice_of(5, 2)),
+    "gaussian_lattice_of_another_dimension": (
+        lambda: ph.nn.GaussianFilter(2)(zeros(5, 1), lattice_of(5, 3)),
         InputError,
-        "got a Lattice; pass it as lattice=",
+        "lattice of dimension 2, got one of 3",
     ),
-    "features_as_lattice": (
-        lambda: ph.nn.PermutohedralConv(1, 1, 2)(zeros(5, 1), lattice=zeros(5, 2)),
+    "gaussian_lattice_with_learned_scale": (
+        lambda: ph.nn.GaussianFilter(2, learn_sigma=True)(zeros(5, 1), lattice_of(5, 2)),
         InputError,
-        "lattice must be a Lattice, got Tensor",
+        "features must be a tensor with learn_sigma",
     ),
     "gaussian_dimension": (lambda: ph.nn.GaussianFilter(2)(zeros(5, 1), zeros(5, 3)), InputError, "2 dimensions"),
     "lattice_channels": (
@@ -121,7 +129,7 @@ LAYERS: dict[str, ErrorCase] = {
     "guide_without_batch": (
         lambda: ph.nn.BilateralConv2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(1, 4, 5)),
         InputError,
-        "guide and image must have one batch",
+        "guide and image must have the same batch size",
     ),
     "undeclared_guide": (
         lambda: ph.nn.BilateralConv2d(3, 1)(zeros(3, 4, 5), zeros(1, 4, 5)),

@@ -84,7 +84,7 @@ def test_gradients_of_gradients(layer: nn.Module) -> None:
     lattice = ph.build_lattice(draw(12, 2, seed=1, dtype=torch.float64))
     values = draw(12, 3, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradgradcheck(
-        lambda each: layer(each, lattice=lattice).square(), (values,), nondet_tol=NONDETERMINISM
+        lambda each: layer(each, lattice).square(), (values,), nondet_tol=NONDETERMINISM
     )
 
 
@@ -98,7 +98,7 @@ def test_hooks_see_the_saved_tensors(layer: nn.Module) -> None:
 
     lattice = ph.build_lattice(features)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = layer(values, lattice=lattice)
+        output = layer(values, lattice)
     (found,) = torch.autograd.grad(output.sum(), values)
     assert (lattice.num_lattice_points, 3) in sizes
-    assert_close(found, torch.autograd.grad(layer(values, lattice=lattice).sum(), values)[0])
+    assert_close(found, torch.autograd.grad(layer(values, lattice).sum(), values)[0])

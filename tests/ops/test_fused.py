@@ -66,6 +66,7 @@ def slice_planes(dtype: torch.dtype) -> tuple[Any, ...]:
 def _smoothness(dtype: torch.dtype, extents: tuple[int, int]) -> tuple[ph.Lattice, Smoothness]:
     features = ph.features.bilateral(draw(3, *extents, dtype=dtype), sigma_space=4.0, sigma_color=0.5)
     lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
+    assert lattice.axis_neighbors is not None
     points, neighbors = lattice.num_lattice_points, AxisNeighbors(lattice.axis_neighbors, dtype)
     return lattice, Smoothness(neighbors, 0.5 + 0.1 * draw(points, 1, dtype=dtype).abs(), draw(points, 1, dtype=dtype))
 
@@ -92,7 +93,8 @@ def solve_smooth(
         cells = CellMeans(source.vertices, source.barycentric, points, Grids(size, extents, "area"))
         weights = 10 * draw(math.prod(size), channels, seed=1, dtype=dtype).abs()
         data = cells.gather(ops, weights)
-    diagonal = strength * smoothness.diagonal() + data + 1e-3
+    own = smoothness.mass - smoothness.scale.square() * len(smoothness.neighbors.rows)
+    diagonal = strength * own + data + 1e-3
     right = 1e3 * draw(points, channels, seed=2, dtype=dtype)
     right[:, -1] *= channels == 1
     matrix = SmoothEquations(smoothness, strength, data, diagonal, weights, cells)

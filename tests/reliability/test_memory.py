@@ -67,7 +67,7 @@ def peak_of_scattered_points() -> float:
 
     def run(number: int = 1_000_000) -> None:
         lattices[:] = [ph.build_lattice(features[:number], neighborhood_size=1)]
-        ph.permutohedral_filter(values[:number], None, weight, lattice=lattices[0])
+        ph.permutohedral_filter(values[:number], lattices[0], weight)
 
     run(500)
     peak = measure_peak(run)
@@ -87,7 +87,7 @@ def peak_of_an_image() -> float:
 
     def run(number: int = len(features)) -> None:
         lattices[:] = [ph.build_lattice(features[:number], neighborhood_size=0, separable=True)]
-        ph.gaussian_filter(values[:number], None, lattice=lattices[0])
+        ph.gaussian_filter(values[:number], lattices[0])
 
     run(500)
     peak = measure_peak(run)

@@ -97,7 +97,7 @@ def test_solver_fills_unknown_pixels() -> None:
 def test_interpolate_keeps_known_values() -> None:
     values, features = random(50, 2), 5 * random(50, 3, seed=1)
     values[::5] = float("nan")
-    filled, _ = ph.interpolate(values, features)
+    filled = ph.interpolate(values, features)
     known = ~values.isnan()
     assert torch.equal(filled[known], values[known])
     assert filled.isfinite().all()

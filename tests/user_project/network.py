@@ -22,8 +22,8 @@ class Denoiser(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         features = ph.features.bilateral(image, sigma_space=2.0, sigma_color=0.2)
         lattice: ph.Lattice = ph.build_lattice(features, neighborhood_size=1)
-        hidden: Tensor = self.first(ph.features.colors(image), lattice=lattice)
-        output: Tensor = self.second(hidden.relu(), lattice=lattice)
+        hidden: Tensor = self.first(ph.features.colors(image), lattice)
+        output: Tensor = self.second(hidden.relu(), lattice)
         return output.mT.reshape(image.shape) + self.smooth.sigma_color * image
 
 
@@ -44,7 +44,7 @@ def filter_points(values: Tensor, positions: Tensor, sigma: float) -> Tensor:
         raise SystemExit(error.message) from error
     weight = ph.lattice.gaussian_weight(positions.shape[-1], 2, torch.float32)
     by_steps: Tensor = ph.slice(ph.convolve(ph.splat(values, lattice), weight, lattice), lattice)
-    fused: Tensor = ph.permutohedral_filter(values, None, weight, normalization="none", lattice=lattice)
+    fused: Tensor = ph.permutohedral_filter(values, lattice, weight, normalization="none")
     smooth: Tensor = ph.gaussian_filter(values, positions / sigma, method="lattice", halo=1)
     return by_steps + fused + smooth
 

@@ -37,7 +37,7 @@ def draw_simplices(image: Tensor, sigma_space: float, sigma_color: float) -> Fig
     picture.set_axis_off()
     lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
     _draw_cells(cells, features, lattice, sigma_color)
-    filtered = ph.gaussian_filter(signal[:, None], None, lattice=lattice)[:, 0]
+    filtered = ph.gaussian_filter(signal[:, None], lattice)[:, 0]
     _draw_profile(profile, signal, filtered)
     note = figure.add_subplot(grid[1, 0])
     note.set_axis_off()

@@ -136,14 +136,18 @@ def _draw_convolve(axes: Axes, scene: Scene) -> None:
     center = int(np.linalg.norm(positions, axis=1).argmin())
     neighborhood = scene.lattice.neighborhood
     taps = tap_positions(neighborhood).numpy() + positions[center]
-    weight = ph.lattice.gaussian_weight(2, neighborhood.size, torch.float64).numpy()
+    weight = ph.lattice.gaussian_weight(2, neighborhood.neighborhood_size, torch.float64).numpy()
     missing = scene.lattice.neighbors[:, center].numpy() < 0
     _draw_lattice_values(axes, scene, scene.convolved)
     for tap, strength, lost in zip(taps[1:], weight[1:], missing[1:], strict=True):
         line = {"color": ARROW, "lw": 0.4 + 2.6 * strength, "zorder": 3, "alpha": 0.9}
         axes.plot([tap[1], taps[0, 1]], [tap[0], taps[0, 0]], linestyle=":" if lost else "-", **line)
     axes.scatter(taps[:, 1], taps[:, 0], s=230, facecolors="none", edgecolors=ARROW, linewidths=1.3, zorder=5)
-    _title(axes, "Convolve", r"$l'_{j'} = \sum_{(n,j) \in N(j')}\, w_n\, l_j$" + f"   (s = {neighborhood.size})")
+    _title(
+        axes,
+        "Convolve",
+        r"$l'_{j'} = \sum_{(n,j) \in N(j')}\, w_n\, l_j$" + f"   (s = {neighborhood.neighborhood_size})",
+    )
 
 
 def _draw_slice(axes: Axes, scene: Scene) -> None:

@@ -315,7 +315,7 @@ def _widen(rows: Tensor) -> Tensor:
 
 
 def _filter_rows(rows: Tensor, lattice: Lattice) -> Tensor:
-    return gaussian_filter(_widen(rows), None, lattice=lattice).to(rows.dtype)
+    return gaussian_filter(_widen(rows), lattice).to(rows.dtype)
 
 
 def _half_window(sigma: float) -> int:

@@ -14,10 +14,10 @@ from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import FieldLayout, field_layout, items_of_rows
 from permutohedral.crf.pairwise import CheckedFilter, Pairwise, compatibility_of, prepare
 from permutohedral.errors import InputError
-from permutohedral.lattice.lattice import Lattice
+from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
-from permutohedral.ops.backend import Backend
+from permutohedral.ops.backend import Backend, report_declined
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import FieldPlan, accumulation_dtype, energies_error
 from permutohedral.ops.mean_field import allow_labels, finite_logarithm, scores_of, softmax
@@ -31,7 +31,7 @@ def mean_field(
     num_iterations: int = 5,
     damping: Damping = "auto",
     tolerance: float | None = None,
-    lattices: Sequence[Lattice] | None = None,
+    sample_weight: Tensor | None = None,
     start: Tensor | None = None,
     logarithms: bool = False,
 ) -> Tensor:
@@ -42,16 +42,19 @@ def mean_field(
 
     Args:
         energies: float `[labels, *space]` or `[batch, labels, *space]` for kernels over images and volumes,
-            `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label. Infinity
-            forbids a label, unless all labels of a point have it.
+            `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label. An
+            infinite energy forbids a label; if all of a point are infinite, they count as equal.
         kernels: `spatial_kernel`, `bilateral_kernel` or `Kernel`. The items of a batch may share their features.
+            Several calls share lattices with `Kernel.with_lattice`.
         num_iterations: maximum number of steps.
         damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes a t that prevents
             oscillation. It is zero where compatibilities attract, as positive numbers do; near convergence the free
             energy may then rise by a few percent. If they are tensors of several numbers, or repel, kernels are
             filtered in both directions, which makes them symmetric, and the free energy does not rise.
         tolerance: an item has converged when no marginal changes by more than this.
-        lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
+        sample_weight: how much the marginals of each point count for the others, `[*space]` or `[points]`, optionally
+            with a batch axis: not negative, or a bool mask that leaves out padding. All points get marginals. Lattice
+            points of points without weight stay, which changes marginals a little.
         start: initial marginals, of the shape of energies; they are normalized to sum one.
         logarithms: return log Q, for losses.
 
@@ -67,7 +70,7 @@ def mean_field(
     >>> marginals.shape, bool(torch.allclose(marginals.sum(dim=0), torch.ones(40, 50)))
     (torch.Size([21, 40, 50]), True)
     """
-    layout = _check(energies, kernels, lattices, {"start": start})
+    layout = _check(energies, kernels, {"start": start})
     check_count("num_iterations", num_iterations)
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must not be negative, got {tolerance}")
@@ -79,10 +82,13 @@ def mean_field(
         # without a step, backends would not return the start
         has_steps = num_iterations > 0 or start is None
         undamped = tolerance is None and has_steps and is_undamped(damping, repulsions)
-        pairwise = _prepare(kernels, lattices, layout)
+        weight = None if sample_weight is None else _weights_of(sample_weight, energies, layout)
+        pairwise = _prepare(kernels, layout, weight)
         learned = [each for pair in pairwise for each in (pair.lattice.source.barycentric, pair.compatibility)]
-        ops = bind(energies, start, *(each for each in learned if isinstance(each, Tensor)))
-        if undamped and pairwise and (num_iterations > 0 or not logarithms) and energies.numel() > 0:
+        ops = bind(energies, start, weight, *(each for each in learned if isinstance(each, Tensor)))
+        if weight is not None:
+            report_declined("mean_field", "it supports no sample_weight")
+        elif undamped and pairwise and (num_iterations > 0 or not logarithms) and energies.numel() > 0:
             # `both_ways` is a tensor only where a kernel may repel, and such kernels are damped
             planes = _run_undamped(
                 ops, pairwise, both_ways is True, layout, energies, start, num_iterations, logarithms
@@ -101,7 +107,7 @@ def mean_field(
 
 
 def free_energy(
-    marginals: Tensor, energies: Tensor, kernels: Sequence[Kernel], *, lattices: Sequence[Lattice] | None = None
+    marginals: Tensor, energies: Tensor, kernels: Sequence[Kernel], *, sample_weight: Tensor | None = None
 ) -> Tensor:
     """Return the free energy of marginals, which the mean field minimizes, for each item.
 
@@ -113,7 +119,7 @@ def free_energy(
         marginals: from `mean_field`.
         energies: see `mean_field`.
         kernels: see `mean_field`.
-        lattices: see `mean_field`.
+        sample_weight: see `mean_field`; factor of the terms of each point.
 
     Returns:
         `[batch]`, or a scalar for energies without batch axis or batch vector.
@@ -124,10 +130,11 @@ def free_energy(
     >>> bool(ph.crf.free_energy(after, energies, kernels) < ph.crf.free_energy(before, energies, kernels))
     True
     """
-    layout = _check(energies, kernels, lattices, {"marginals": marginals})
+    layout = _check(energies, kernels, {"marginals": marginals})
     _reject_nan(energies)
     with torch.autocast(energies.device.type, enabled=False):
-        pairwise = _prepare(kernels, lattices, layout)
+        weight = None if sample_weight is None else _weights_of(sample_weight, energies, layout)
+        pairwise = _prepare(kernels, layout, weight)
         dtype = _working_dtype(pairwise, energies)
         costs, rows = allow_labels(layout.to_rows(energies), 1).to(dtype), layout.to_rows(marginals).to(dtype)
         # a label of probability zero may cost infinity, and its logarithm has no derivative
@@ -136,6 +143,7 @@ def free_energy(
         unary = rows * (costs + torch.where(rows > 0, rows, 1.0).log())
         for pair in pairwise:
             unary = unary + rows * pair.filter_on(ops).cost(rows) / 2
+        unary = unary if weight is None else unary * weight
         items, num_items = items_of_rows(layout, kernels, rows.device)
         # terms of both signs cancel: sum in float64
         sums = unary.sum(dim=1).double()
@@ -145,12 +153,8 @@ def free_energy(
         return result
 
 
-def _check(
-    energies: Tensor, kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, marginals: dict[str, Tensor | None]
-) -> FieldLayout:
+def _check(energies: Tensor, kernels: Sequence[Kernel], marginals: dict[str, Tensor | None]) -> FieldLayout:
     layout = field_layout(energies, kernels)
-    if lattices is not None and len(lattices) != len(kernels):
-        raise InputError(f"lattices: give a lattice for each of the {len(kernels)} kernels, got {len(lattices)}")
     for name, tensor in marginals.items():
         if tensor is None:
             continue
@@ -169,9 +173,15 @@ def _reject_nan(energies: Tensor) -> None:
         raise energies_error()
 
 
-def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: FieldLayout) -> list[Pairwise]:
-    lattices = [kernel.build_lattice() for kernel in kernels] if lattices is None else lattices
-    pairwise = [prepare(kernel, lattice, layout) for kernel, lattice in zip(kernels, lattices, strict=True)]
+def _weights_of(sample_weight: Tensor, energies: Tensor, layout: FieldLayout) -> Tensor:
+    """Return the weight of each row, `[rows, 1]`."""
+    axes = 1 if layout.labels_last else len(layout.shape) - layout.label_axis - 1
+    points = layout.shape[:-1] if layout.labels_last else (*layout.shape[: layout.label_axis], *layout.shape[-axes:])
+    return check_weights(sample_weight, points, energies, axes).reshape(-1, 1)
+
+
+def _prepare(kernels: Sequence[Kernel], layout: FieldLayout, sample_weight: Tensor | None) -> list[Pairwise]:
+    pairwise = [prepare(kernel, layout, sample_weight) for kernel in kernels]
     if len({pair.lattice.dtype for pair in pairwise}) > 1:
         raise InputError("the features of all kernels must be of one dtype; convert some with .float() or .double()")
     return pairwise

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import FEATURE_SHIFT, Sigma, check_image
+from permutohedral.features import FEATURE_SHIFT, Sigma, check_image, unit_values
 from permutohedral.features import bilateral as bilateral_features
 from permutohedral.features import positions as grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
 
-KernelNormalization = Literal["symmetric", "before", "after", "none"]
+KernelNormalization = Literal["symmetric", "homogeneous", "transposed", "none"]
 
-KERNEL_NORMALIZATIONS: tuple[KernelNormalization, ...] = ("symmetric", "before", "after", "none")
+KERNEL_NORMALIZATIONS: tuple[KernelNormalization, ...] = ("symmetric", "homogeneous", "transposed", "none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,43 +31,69 @@ class Kernel:
 
     Attributes:
         features: float32 or float64 `[points, d]`, or `[batch, points, d]` with features for each item;
-            one unit is one standard deviation.
+            one unit is one standard deviation. Or a `Lattice` built from them with `separable=True`; see
+            `with_lattice`.
         compatibility: the costs mu: a number w for w (1 - I), so that different labels cost w (the Potts model); or
             `[labels]`, the diagonal of a matrix that is zero elsewhere, so that negative numbers attract; or a matrix
             `[labels, labels]`, of which the symmetric part counts, since pairs have no order. A tensor may require
             gradients.
-        normalization: with the mass m_i = sum_j k_ij, "symmetric" has k_ij / sqrt(m_i m_j), "before" k_ij / m_j,
-            "after" k_ij / m_i, "none" k_ij.
+        normalization: as in `permutohedral_filter`, with the mass m_i = sum_j k_ij: "symmetric" has
+            k_ij / sqrt(m_i m_j), "homogeneous" k_ij / m_i, "none" k_ij. "transposed" has k_ij / m_j, the transpose of
+            "homogeneous": each point spreads its marginals, and so dense regions do not outvote sparse ones.
         space: the extents of the image or volume whose pixels are the points, in scan order: energies are then
             `[..., labels, *space]`. None for points: energies are then `[..., points, labels]`.
-        batch: int `[points]`, the item of each point of a ragged batch.
+        batch: int `[points]`, the item of each point of a ragged batch; also next to a `Lattice` of such a batch.
 
     >>> import torch, permutohedral as ph
     >>> ph.crf.Kernel(torch.rand(100, 3), compatibility=2.0).normalization
     'symmetric'
     """
 
-    features: Tensor
+    features: Tensor | Lattice
     compatibility: float | Tensor = 1.0
     normalization: KernelNormalization = "symmetric"
     space: tuple[int, ...] | None = None
     batch: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_tensor("features", self.features)
-        if self.features.dim() not in (2, 3):
-            raise InputError(
-                f"features must be [points, d] or [batch, points, d], got shape {tuple(self.features.shape)}"
-            )
+        if isinstance(self.features, Lattice):
+            if self.features.axis_neighbors is None or self.features.target is not self.features.source:
+                raise InputError("features: the lattice of a kernel must be built with separable=True and no targets")
+        else:
+            check_tensor("features", self.features)
+            if self.features.dim() not in (2, 3):
+                raise InputError(
+                    f"features must be [points, d] or [batch, points, d], got shape {tuple(self.features.shape)}"
+                )
         if self.normalization not in KERNEL_NORMALIZATIONS:
             names = ", ".join(map(repr, KERNEL_NORMALIZATIONS))
             raise InputError(f"normalization must be one of {names}, got {self.normalization!r}")
-        if self.space is not None and math.prod(self.space) != self.features.shape[-2]:
-            raise InputError(f"a grid of {tuple(self.space)} does not have {self.features.shape[-2]} points")
+        if self.space is not None and math.prod(self.space) != self.num_points:
+            raise InputError(f"space: a grid of {tuple(self.space)} does not have {self.num_points} points")
         _check_compatibility(self.compatibility)
 
+    @property
+    def num_points(self) -> int:
+        """Number of points of each item."""
+        if not isinstance(self.features, Lattice):
+            return self.features.shape[-2]
+        return self.features.source.num_points if self.num_items is None else self.features.points_per_item[0]
+
+    @property
+    def num_items(self) -> int | None:
+        """Number of items that have features of their own, None if all share them."""
+        if isinstance(self.features, Lattice):
+            return self.features.batch_size
+        return self.features.shape[0] if self.features.dim() == 3 else None
+
+    def with_lattice(self) -> Kernel:
+        """Return the kernel with its lattice built, to share it among several calls of `mean_field`."""
+        return self if isinstance(self.features, Lattice) else replace(self, features=self.build_lattice())
+
     def build_lattice(self) -> Lattice:
-        """Build the lattice of the features, to pass to several calls of `mean_field`."""
+        """Return the lattice of the features."""
+        if isinstance(self.features, Lattice):
+            return self.features
         return build_lattice(self.features, neighborhood_size=0, batch=self.batch, separable=True)
 
 
@@ -110,7 +136,7 @@ def bilateral_kernel(
     """Return a Gaussian kernel over positions and colors.
 
     Args:
-        guide: float `[channels, *space]` or `[batch, channels, *space]`.
+        guide: `[channels, *space]` or `[batch, channels, *space]`; integers as in `bilateral_filter`.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
         sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         compatibility: see `Kernel`.
@@ -122,6 +148,7 @@ def bilateral_kernel(
     torch.Size([600, 5])
     """
     check_count("spatial_dims", spatial_dims, least=1)
+    guide = unit_values("guide", guide)
     check_image(guide, spatial_dims, "guide")
     if guide.dim() > spatial_dims + 2:
         raise InputError(

@@ -75,7 +75,7 @@ def field_layout(energies: Tensor, kernels: Sequence[Kernel]) -> FieldLayout:
         kinds = [type(kernel).__name__ for kernel in kernels] if isinstance(kernels, Sequence) else kernels
         raise InputError(f"kernels must be a list of permutohedral.crf.Kernel, such as [kernel], got {kinds}")
     if len({kernel.batch is None for kernel in kernels}) > 1:
-        raise InputError("kernels must all have a batch vector, or none of them: items would mix in the others")
+        raise InputError("kernels: pass batch to all kernels or to none")
     # sizes that torch.export takes for unknown have no hash
     space = kernels[0].space if kernels else None
     if any(kernel.space != space for kernel in kernels):
@@ -96,18 +96,17 @@ def field_layout(energies: Tensor, kernels: Sequence[Kernel]) -> FieldLayout:
 
 
 def _check_kernel(kernel: Kernel, layout: FieldLayout, energies: Tensor) -> None:
-    features = kernel.features
-    if features.shape[-2] != layout.points:
-        raise InputError(f"a kernel has {features.shape[-2]} points, but the energies {layout.points}")
-    if features.dim() == 3 and features.shape[0] != layout.items:
+    if kernel.num_points != layout.points:
+        raise InputError(f"kernels: the features have {kernel.num_points} points, but energies {layout.points}")
+    if kernel.num_items not in (None, layout.items):
         raise InputError(
-            f"a kernel has features of {features.shape[0]} items, but the energies are of shape {layout.shape}; give "
+            f"kernels: the features have {kernel.num_items} items, but energies are of shape {layout.shape}; give "
             "both a batch axis, or neither"
         )
     if kernel.batch is not None and layout.items is not None:
         raise InputError("a ragged batch is flat: give energies [points, labels] with batch, no batch axis")
-    if features.device != energies.device:
-        raise InputError(f"energies are on {energies.device}, but a kernel on {features.device}; move one")
+    if kernel.features.device != energies.device:
+        raise InputError(f"energies are on {energies.device}, but a kernel on {kernel.features.device}; move one")
     compatibility = kernel.compatibility
     if isinstance(compatibility, Tensor) and compatibility.dim() and compatibility.shape[0] != layout.labels:
         raise InputError(

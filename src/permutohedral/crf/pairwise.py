@@ -9,7 +9,7 @@ from torch import Tensor
 
 from permutohedral.crf.kernels import Kernel, KernelNormalization
 from permutohedral.crf.layout import FieldLayout
-from permutohedral.errors import InputError
+from permutohedral.filters.normalization import check_separable
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops.backend import Backend
@@ -20,8 +20,8 @@ from permutohedral.ops.tracing import is_traced, requires_gradient
 # powers of the mass that a kernel is divided by, at its source and at its target
 _POWERS: dict[KernelNormalization, tuple[float, float]] = {
     "symmetric": (0.5, 0.5),
-    "before": (1.0, 0.0),
-    "after": (0.0, 1.0),
+    "homogeneous": (0.0, 1.0),
+    "transposed": (1.0, 0.0),
     "none": (0.0, 0.0),
 }
 
@@ -35,12 +35,14 @@ class Pairwise:
         axis_neighbors: of the lattice.
         compatibility: see `Kernel`; a matrix is symmetric.
         normalization: see `Kernel`.
+        sample_weight: `[rows, 1]`, or None for ones.
     """
 
     lattice: Lattice
     axis_neighbors: Tensor
     compatibility: float | Tensor
     normalization: KernelNormalization
+    sample_weight: Tensor | None = None
 
     def tables(self, both_ways: bool) -> PairwiseTables:
         """Return the tables with which a backend adds -K Q mu to logits, up to a constant for each point."""
@@ -50,7 +52,7 @@ class Pairwise:
 
     def filter_on(self, ops: Backend) -> CheckedFilter:
         """Return the kernel as a filter that is composed of primitives."""
-        return CheckedFilter(ops, self.tables(False), self.compatibility)
+        return CheckedFilter(ops, self.tables(False), self.compatibility, self.sample_weight)
 
 
 class CheckedFilter(PairwiseFilter):
@@ -60,10 +62,13 @@ class CheckedFilter(PairwiseFilter):
         ops: runs the primitives.
         tables: of the kernel.
         compatibility: see `Kernel`; a matrix is symmetric.
+        sample_weight: how much each point counts, `[rows, 1]`; None for ones.
     """
 
-    def __init__(self, ops: Backend, tables: PairwiseTables, compatibility: float | Tensor) -> None:
-        super().__init__(ops, tables)
+    def __init__(
+        self, ops: Backend, tables: PairwiseTables, compatibility: float | Tensor, sample_weight: Tensor | None = None
+    ) -> None:
+        super().__init__(ops, tables, sample_weight)
         self.compatibility = compatibility
 
     def cost(self, marginals: Tensor) -> Tensor:
@@ -72,8 +77,7 @@ class CheckedFilter(PairwiseFilter):
 
     def bound(self) -> Tensor:
         """Return a diagonal `[rows, 1]` that bounds K filtered in both directions: its row sums."""
-        barycentric = self.tables.barycentric
-        sums = self.filter(barycentric.new_ones(barycentric.shape[0], 1), both_ways=True)
+        sums = self.filter(self.sample_weight, both_ways=True)
         for scale in (self.source_scale, self.target_scale):
             sums = sums if scale is None else sums * scale
         return sums
@@ -107,14 +111,12 @@ def _parameters(
     return *powers, None, compatibility / gain
 
 
-def prepare(kernel: Kernel, lattice: Lattice, layout: FieldLayout) -> Pairwise:
-    """Return the kernel on the rows of `layout`."""
-    if lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
-        raise InputError(f"a lattice of {lattice.source.num_points} points does not fit a kernel of {layout.points}")
-    if lattice.axis_neighbors is None or lattice.target is not lattice.source:
-        raise InputError("the lattice of a kernel is that of Kernel.build_lattice, with separable=True and no targets")
-    lattice, axis_neighbors = _flatten(lattice, lattice.axis_neighbors, layout)
-    return Pairwise(lattice, axis_neighbors, compatibility_of(kernel), kernel.normalization)
+def prepare(kernel: Kernel, layout: FieldLayout, sample_weight: Tensor | None) -> Pairwise:
+    """Return the kernel on the rows of `layout`, whose points count `sample_weight [rows, 1]`."""
+    lattice, axis_neighbors = _flatten(kernel.build_lattice(), layout)
+    if sample_weight is not None:
+        sample_weight = sample_weight.to(lattice.dtype)
+    return Pairwise(lattice, axis_neighbors, compatibility_of(kernel), kernel.normalization, sample_weight)
 
 
 def compatibility_of(kernel: Kernel) -> float | Tensor:
@@ -134,8 +136,9 @@ def _apply(compatibility: float | Tensor, filtered: Tensor) -> Tensor:
     return filtered * compatibility if compatibility.dim() == 1 else filtered @ compatibility
 
 
-def _flatten(lattice: Lattice, axis_neighbors: Tensor, layout: FieldLayout) -> tuple[Lattice, Tensor]:
-    """Return the lattice of the points of all items, repeated where items share it."""
+def _flatten(lattice: Lattice, layout: FieldLayout) -> tuple[Lattice, Tensor]:
+    """Return the lattice of the points of all items, repeated where items share it, and its axis neighbors."""
+    axis_neighbors = check_separable(lattice)
     if lattice.batch_size is not None:
         return replace(lattice, batch_size=None), axis_neighbors
     items, source = layout.num_items, lattice.source

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from permutohedral.dask.workers import check_chunk_fits, limit_worker_cache
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, numbers_of
+from permutohedral.features import Sigma, ValueRange, numbers_of, range_of
 from permutohedral.filters import tiling
 from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.tiling import CHANNELS, SPATIAL
+from permutohedral.filters.units import warn_of_four_channels, warn_of_large_sigma
 from permutohedral.lattice.checks import check_method
 
 # values `[channels, *space]` of a tile with its margins, and the position of the first sample -> the same space
@@ -34,6 +35,7 @@ def bilateral_filter(
     axes: str | None = None,
     method: GaussianMethod = "lattice",
     halo: int = 0,
+    value_range: ValueRange | None = None,
 ) -> Any:
     """Smooth a chunked image or volume and keep its edges, lazily; equals `ph.bilateral_filter` of the whole.
 
@@ -42,12 +44,14 @@ def bilateral_filter(
             smaller than the filter's support are merged.
         guide: array whose edges are kept, with the axes of `image` and any number of channels; default: `image`.
         sigma_space: standard deviation over positions, in samples; one number, or one per spatial axis.
-        sigma_color: standard deviation over values, in units of the guide; one number, or one per channel.
+        sigma_color: standard deviation over values, in units of the guide if it has floats, and for integers as in
+            `ph.bilateral_filter`; one number, or one per channel.
         axes: a letter per axis, C for channels, such as "YXC", "ZYX" or "CZYX"; default: the dimensions of an
             xarray, else all axes are spatial.
         method: "lattice", "dense" or "exact", as for `ph.gaussian_filter`. "exact" has the widest margins, and
             differs from the whole by rounding.
         halo: as for `ph.gaussian_filter`; widens the margins.
+        value_range: the values that count as 0 and 1, as for `ph.bilateral_filter`.
 
     Returns:
         like `image`: its type, shape, dtype and coordinates.
@@ -62,15 +66,15 @@ def bilateral_filter(
     sigmas = numbers_of(sigma_space, len(names) - names.count(CHANNELS))
     if method not in ("lattice", "dense", "exact"):
         raise InputError(f"method is {method!r}; pass 'lattice', 'dense' or 'exact', the same for all tiles")
-    check_method(method, halo, None)
-    edges = images[-1].dtype
-    if edges.kind in "ui" and isinstance(sigma_color, (int, float)) and 0 < sigma_color < 0.25:
-        most = np.iinfo(edges).max
-        raise InputError(
-            f"sigma_color is {sigma_color}, less than a quarter of a step of {edges}, which smooths nothing; pass it "
-            f"in units of the values, such as {sigma_color * most:g} for {sigma_color} of the largest value"
-        )
-    run = partial(tiling.filter_bilateral_tile, sigma_space=sigmas, sigma_color=sigma_color, method=method, halo=halo)
+    check_method(method, halo)
+    edges = images[-1]
+    scale = range_of("image" if guide is None else "guide", edges.dtype, value_range)
+    if scale is not None:
+        warn_of_large_sigma(sigma_color)
+    if CHANNELS in names:
+        warn_of_four_channels("guide", edges.shape[names.index(CHANNELS)], edges.dtype.kind in "ui")
+    options: dict[str, Any] = {"sigma_space": sigmas, "sigma_color": sigma_color, "method": method, "halo": halo}
+    run = partial(tiling.filter_bilateral_tile, **options, value_range=scale)
     return map_with_margins(run, images, names, tiling.bilateral_margins(sigmas, method, halo))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal, overload
@@ -11,23 +9,15 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from permutohedral.features import Sigma, check_channels_first, check_guide, check_image, in_units_of
+from permutohedral.features import Sigma, ValueRange, check_channels_first, check_guide, check_image
 from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
-from permutohedral.filters.images import Data, ImageFormat, as_given, is_uint8, optional_tensor
+from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
 from permutohedral.lattice.checks import check_method
-from permutohedral.ops.tracing import breaks_graph, has_no_subclass, is_traced, requires_gradient, wants_gradient
-
-# the filter is useless if neighbors are further apart, in standard deviations, and the image changes by a smaller share
-# of their difference; torch.rand(3, 32, 48) changes by 0.026 at sigma_color=0.1
-_FAR, _NO_CHANGE = 4.0, 0.01
-# in images of at least as many pixels, since the check takes 0.15 ms; about as many pairs of neighbors are looked at
-_FEWEST_PIXELS, _PAIRS = 10_000, 1024
-# bandwidth over colors, white is 1, beyond which all colors are alike
-_LARGEST_SIGMA = 2.0
+from permutohedral.ops.tracing import breaks_graph, wants_gradient
 
 
 @overload
@@ -42,6 +32,7 @@ def bilateral_filter(
     spatial_dims: int = 2,
     channels_last: bool = False,
     origin: Sequence[int] | None = None,
+    value_range: ValueRange | None = None,
     sample_weight: Data | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[False] = False,
@@ -60,6 +51,7 @@ def bilateral_filter(
     spatial_dims: int = 2,
     channels_last: bool = False,
     origin: Sequence[int] | None = None,
+    value_range: ValueRange | None = None,
     sample_weight: Data | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[True],
@@ -78,6 +70,7 @@ def bilateral_filter(
     spatial_dims: int = 2,
     channels_last: bool = False,
     origin: Sequence[int] | None = None,
+    value_range: ValueRange | None = None,
     sample_weight: Data | None = None,
     fill_value: float = 0.0,
     return_mass: bool = False,
@@ -85,18 +78,20 @@ def bilateral_filter(
     """Smooth an image and keep its edges: the Gaussian filter over position and color.
 
     Args:
-        image: tensor or NumPy array `[..., channels, *space]`, by default `[..., channels, height, width]`; floating,
-            or uint8, which is scaled to [0, 1] and back.
+        image: tensor or NumPy array `[..., channels, *space]`, by default `[..., channels, height, width]`; floats or
+            integers.
         guide: image `[..., guide channels, *space]` whose edges are kept; default: the image itself.
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_color: standard deviation over colors, in units of the guide's values (white is 1 for uint8); one number,
-            or one for each channel. Far below the differences of neighbors, the image is unchanged; a warning says so
-            on a CPU, without gradients.
+        sigma_color: standard deviation over colors, one number, or one for each channel. In units of the guide's
+            values if they are floats; the maximum of the dtype is 1 for uint8, uint16 and int16; other integers need
+            `value_range`. On a CPU, a warning says if it does not fit the values.
         method: see `gaussian_filter`. With two spatial axes, "exact" sums over a window of 5 standard deviations.
         halo: see `gaussian_filter`.
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes.
         channels_last: image and guide are `[..., *space, channels]`.
         origin: position of the first pixel, for a part of a larger image: it is filtered on the lattice of the whole.
+        value_range: the two values that count as 0 and 1 for `sigma_color` and `fill_value`, such as (0, 4095) for
+            12-bit images in uint16, or (-1000, 1000) for CT; for values of any dtype.
         sample_weight: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. Without a guide, pixels of
             weight zero that are not finite get `fill_value`.
         fill_value: see `gaussian_filter`.
@@ -115,11 +110,9 @@ def bilateral_filter(
     >>> ph.bilateral_filter(volume, sigma_space=(1.0, 2.0, 2.0), sigma_color=0.1, spatial_dims=3).shape
     torch.Size([1, 20, 32, 48])
     """
-    layout = ImageFormat(spatial_dims, channels_last)
+    layout = ImageFormat(spatial_dims, channels_last, value_range)
     pixels, edges = layout.read_both(image, guide)
-    if is_uint8(image if guide is None else guide):
-        warn_of_large_sigma(sigma_color)
-    filtered, mass = _filter_pixels(
+    filtered, mass = filter_pixels(
         pixels,
         edges,
         (sigma_space, sigma_color),
@@ -131,54 +124,12 @@ def bilateral_filter(
         fill_value,
         return_mass,
     )
-    # a part of a larger image may be flat, or all texture
-    if origin is None and pixels.device.type == "cpu":
-        _warn_if_unchanged(pixels, pixels if edges is None else edges, filtered, sigma_color, spatial_dims)
-    result = layout.write(filtered, image)
+    layout.warn(image, guide, pixels, edges, filtered, sigma_color)
+    result = layout.write(filtered, image, is_guide=guide is None)
     return result if mass is None else (result, as_given(mass, image))
 
 
-def warn_of_large_sigma(sigma_color: Sigma) -> None:
-    """Warn about a bandwidth over colors in units of 255, where white is 1."""
-    if isinstance(sigma_color, int | float) and _LARGEST_SIGMA < sigma_color < math.inf:
-        warnings.warn(
-            f"sigma_color is {sigma_color:g}, but white is 1, so colors hardly matter; pass {sigma_color / 255:.2g} "
-            f"for {sigma_color:g} of 255",
-            stacklevel=4,
-        )
-
-
-def _warn_if_unchanged(image: Tensor, edges: Tensor, filtered: Tensor, sigma_color: Sigma, spatial_dims: int) -> None:
-    """Warn if `sigma_color` is so small that the filter does nothing, as for a photo in [0, 255] and 0.1."""
-    space = image.shape[-spatial_dims:]
-    if is_traced() or filtered.is_meta or not has_no_subclass(image, edges) or requires_gradient(filtered):
-        return
-    if math.prod(space) < _FEWEST_PIXELS or 0 in image.shape:
-        return
-    side = _PAIRS ** (1 / spatial_dims)
-    steps = [slice(None, None, max(1, int(extent / side))) for extent in space]
-
-    def sample(pixels: Tensor) -> Tensor:
-        """Return pixels of the first item, `[pixels, channels]`."""
-        return pixels[(0,) * (pixels.dim() - spatial_dims - 1)][(slice(None), *steps)].flatten(1).mT
-
-    difference = sample(edges[..., 1:]) - sample(edges[..., :-1])
-    distance = in_units_of(difference, sigma_color).norm(dim=1).median()
-    if not distance > _FAR:
-        return
-    before = sample(image[..., :-1])
-    contrast = (sample(image[..., 1:]) - before).abs().median()
-    change = (sample(filtered[..., :-1]) - before).abs().median()
-    if change < _NO_CHANGE * contrast:
-        typical = float(difference.norm(dim=1).median())
-        warnings.warn(
-            f"sigma_color is {sigma_color}, but neighboring pixels differ by {typical:.2g}, so the image is returned "
-            "almost unchanged; raise sigma_color, which is in units of the values, such as 25 for values in [0, 255]",
-            stacklevel=4,
-        )
-
-
-def _filter_pixels(
+def filter_pixels(
     image: Tensor,
     guide: Tensor | None,
     sigmas: tuple[Sigma, Sigma],
@@ -193,7 +144,7 @@ def _filter_pixels(
     """Run `bilateral_filter` on floating tensors `[..., channels, *space]`."""
     sigma_space, sigma_color = sigmas
     check_image(image, spatial_dims)
-    check_method(method, halo, None)
+    check_method(method, halo)
     if guide is None:
         check_channels_first(image, spatial_dims)
     else:
@@ -221,7 +172,15 @@ def _filter_pixels(
             edges, sigma_space=sigma_space, sigma_color=sigma_color, spatial_dims=spatial_dims, origin=origin
         )
         features = features.flatten(0, -3) if features.dim() > 3 else features
-        run = partial(filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
+        run = partial(
+            filter_gaussian,
+            features=features,
+            target_features=None,
+            batch=None,
+            target_batch=None,
+            method=method,
+            halo=halo,
+        )
     has_items = edges.dim() > spatial_dims + 2
     values = image.flatten(-spatial_dims).mT
     values = values.flatten(0, -3) if has_items else values

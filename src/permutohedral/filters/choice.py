@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import AccuracyWarning
-from permutohedral.features import Sigma, check_channels_first, check_guide, check_image, numbers_of
+from permutohedral.features import Sigma, ValueRange, check_channels_first, check_guide, check_image, numbers_of
 from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.color_grid import (
     COARSE,
@@ -26,7 +26,7 @@ from permutohedral.filters.color_grid import (
     has_color_grid,
     is_within_limits,
 )
-from permutohedral.filters.exact import needs_sigma_gradient, sigma_in_pixels, window_size
+from permutohedral.filters.exact import needs_sigma_gradient, separate_items, sigma_in_pixels, window_size
 from permutohedral.filters.images import Data, ImageFormat
 from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.binding import bind
@@ -121,7 +121,14 @@ class MethodChoice:
         return f"{self.method}: {self.reason}"
 
 
-def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor | None = None) -> MethodChoice:
+def explain_gaussian(
+    values: Tensor,
+    features: Tensor,
+    target_features: Tensor | None = None,
+    *,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
+) -> MethodChoice:
     """Explain which method `gaussian_filter` uses with `method="auto"`.
 
     >>> import torch, permutohedral as ph
@@ -130,7 +137,7 @@ def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor |
     """
     check_tensor("values", values)
     check_features(features, target_features)
-    return choose_for_points(values, features, target_features)
+    return choose_for_points(values, *separate_items(features, target_features, batch, target_batch))
 
 
 def explain_bilateral(
@@ -141,6 +148,7 @@ def explain_bilateral(
     sigma_color: Sigma,
     spatial_dims: int = 2,
     channels_last: bool = False,
+    value_range: ValueRange | None = None,
 ) -> MethodChoice:
     """Explain which method `bilateral_filter` uses with `method="auto"`, from its other arguments.
 
@@ -148,7 +156,7 @@ def explain_bilateral(
     >>> ph.accuracy.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_color=0.1).method
     'exact'
     """
-    layout = ImageFormat(spatial_dims, channels_last)
+    layout = ImageFormat(spatial_dims, channels_last, value_range)
     pixels, edges = layout.read_both(image, guide)
     check_image(pixels, spatial_dims)
     edges = pixels if edges is None else edges

@@ -17,6 +17,7 @@ from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.features import Sigma, in_units_of, numbers_of
 from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.normalization import Normalization
+from permutohedral.lattice.lattice import check_batches, flatten_points
 from permutohedral.lattice.tensors import check_features, check_tensor, has_finite_sum
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
@@ -65,6 +66,24 @@ def sum_points(
     rows = wide.movedim(-2, 0).reshape(points, math.prod(leading) * channels)
     filtered = _sum(ops, rows, features, targets, normalization)
     return filtered.reshape(targets.shape[0], *leading, channels).movedim(0, -2).to(values.dtype)
+
+
+def separate_items(
+    features: Tensor, target_features: Tensor | None, batch: Tensor | None, target_batch: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the features with a coordinate that puts the items of a ragged batch beyond each other's reach."""
+    if batch is None and target_batch is None:
+        return features, target_features
+    check_features(features, target_features)
+    check_batches(batch, target_batch, target_features is not None)
+
+    def separate(points: Tensor, items: Tensor | None, name: str) -> Tensor:
+        points, item = flatten_points(points, items, name)
+        assert item is not None
+        return torch.cat([points, (item[:, None] * 2 * POINTS_REACH).to(points.dtype)], dim=1)
+
+    sources = separate(features, batch, "batch")
+    return sources, None if target_features is None else separate(target_features, target_batch, "target_batch")
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from permutohedral.errors import InputError
 from permutohedral.filters.choice import choose_for_points
-from permutohedral.filters.exact import EXACT_NORMALIZATIONS, sum_points
+from permutohedral.filters.exact import EXACT_NORMALIZATIONS, separate_items, sum_points
 from permutohedral.filters.normalization import (
     DENSE,
     SEPARABLE,
@@ -28,12 +27,11 @@ from permutohedral.lattice.checks import (
     points_to_rows,
     rows_to_points,
 )
-from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.lattice import Lattice, flatten_points
 from permutohedral.lattice.memory import MemoryLimit, check_rows
 from permutohedral.lattice.neighborhood import neighborhood_of
 from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.binding import bind
-from permutohedral.ops.constants import items_of_points
 from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph
 
@@ -43,13 +41,14 @@ GaussianMethod = Literal["lattice", "dense", "exact", "auto"]
 @overload
 def gaussian_filter(
     values: Tensor,
-    features: Tensor | None = None,
+    features: Tensor | Lattice,
     target_features: Tensor | None = None,
     *,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
     method: GaussianMethod = "lattice",
     normalization: Normalization = "homogeneous",
     halo: int = 0,
-    lattice: Lattice | None = None,
     sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[False] = False,
@@ -59,13 +58,14 @@ def gaussian_filter(
 @overload
 def gaussian_filter(
     values: Tensor,
-    features: Tensor | None = None,
+    features: Tensor | Lattice,
     target_features: Tensor | None = None,
     *,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
     method: GaussianMethod = "lattice",
     normalization: Normalization = "homogeneous",
     halo: int = 0,
-    lattice: Lattice | None = None,
     sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[True],
@@ -75,13 +75,14 @@ def gaussian_filter(
 @breaks_graph
 def gaussian_filter(
     values: Tensor,
-    features: Tensor | None = None,
+    features: Tensor | Lattice,
     target_features: Tensor | None = None,
     *,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
     method: GaussianMethod = "lattice",
     normalization: Normalization = "homogeneous",
     halo: int = 0,
-    lattice: Lattice | None = None,
     sample_weight: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: bool = False,
@@ -90,8 +91,11 @@ def gaussian_filter(
 
     Args:
         values: `[points, channels]`, or with batch axes as in `splat`.
-        features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations; None if a lattice is given.
+        features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations; or a `Lattice` built from
+            them with `separable=True`, or with `neighborhood_size=2` for "dense".
         target_features: where results are wanted; default: at `features`.
+        batch: int `[points]`, the item of each point of a ragged batch; see `build_lattice`.
+        target_batch: the same for `target_features`.
         normalization: see `permutohedral_filter`; "homogeneous" keeps constants. Other sums, and masses, are smaller
             than those of "exact" where points are sparse, since paths through missing lattice points are lost.
             Compare sums of one method only.
@@ -102,8 +106,6 @@ def gaussian_filter(
             In traced calls (`torch.compile`, `torch.func`) "auto" cannot look at pixels and may choose another method
             than in plain calls.
         halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
-        lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features;
-            ragged batches need one.
         sample_weight: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a
             bool mask. Values of weight zero may be anything, NaN included. Weights below the smallest normal number of
             their dtype (1e-38 in float32) count as zero. With "homogeneous" and "none" only.
@@ -122,16 +124,23 @@ def gaussian_filter(
     >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
     True
 
-    A ragged batch of 60 and 40 points:
+    A ragged batch of 60 and 40 points, and a lattice that several calls share:
 
     >>> items = torch.tensor([0] * 60 + [1] * 40)
+    >>> filtered = ph.gaussian_filter(torch.rand(100, 3), features, batch=items)
     >>> lattice = ph.build_lattice(features, neighborhood_size=0, separable=True, batch=items)
-    >>> ph.gaussian_filter(torch.rand(100, 3), lattice=lattice).shape
+    >>> ph.gaussian_filter(torch.rand(100, 3), lattice).shape
     torch.Size([100, 3])
     """
-    check_method(method, halo, lattice)
+    check_method(method, halo, features)
     run = partial(
-        filter_gaussian, features=features, target_features=target_features, method=method, halo=halo, lattice=lattice
+        filter_gaussian,
+        features=features,
+        target_features=target_features,
+        batch=batch,
+        target_batch=target_batch,
+        method=method,
+        halo=halo,
     )
     filtered, mass = filter_weighted(run, values, sample_weight, normalization, fill_value, return_mass)
     return filtered if mass is None else (filtered, mass)
@@ -140,27 +149,26 @@ def gaussian_filter(
 def filter_gaussian(
     values: Tensor,
     normalization: Normalization,
-    features: Tensor | None,
+    features: Tensor | Lattice,
     target_features: Tensor | None,
+    batch: Tensor | None,
+    target_batch: Tensor | None,
     method: GaussianMethod,
     halo: int,
-    lattice: Lattice | None,
 ) -> Tensor:
     """Run `gaussian_filter` on values of equal weight, with checked options."""
-    if method == "auto":
-        exact = lattice is None and normalization in EXACT_NORMALIZATIONS
-        exact = exact and choose_for_points(values, features, target_features).method == "exact"
-        method = "exact" if exact else "lattice"
-    if method == "exact":
-        if features is None:
-            raise InputError("features are missing: the exact method needs features [points, d]")
-        return sum_points(values, normalization, features, target_features)
+    if method in ("auto", "exact"):
+        if not isinstance(features, Lattice) and (method == "exact" or normalization in EXACT_NORMALIZATIONS):
+            points = separate_items(features, target_features, batch, target_batch)
+            if method == "exact" or choose_for_points(values, *points).method == "exact":
+                return sum_points(values, normalization, *points)
+        method = "lattice"
     dense = method == "dense"
-    fused = normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo)
-    if fused and features is not None and _is_simple(values, features):
-        return _filter_points(values, features)
+    fused = normalization == "homogeneous" and target_features is None and target_batch is None
+    if fused and not (dense or halo or isinstance(features, Lattice)) and _is_simple(values, features):
+        return _filter_points(values, features, batch)
     size = DENSE_SIZE if dense else 0
-    lattice = lattice_for(features, target_features, lattice, size, halo, separable=not dense)
+    lattice = lattice_for(features, target_features, batch, target_batch, size, halo, separable=not dense)
     check_points(values, lattice)
     source, target = lattice.source, lattice.target
     ops = bind(values, source.barycentric, target.barycentric)
@@ -191,14 +199,12 @@ def _is_simple(values: Tensor, features: Tensor) -> bool:
     return torch.compiler.is_compiling() or (features.numel() > 0 and values.shape[-1] > 0)
 
 
-def _filter_points(values: Tensor, features: Tensor) -> Tensor:
+def _filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor:
     """Run the normalized separable Gaussian between the points."""
     check_tensor("values", values)
     neighborhood, limit = neighborhood_of(check_features(features, None), 0), MemoryLimit(None, features.device)
-    channels, batch, rows, places = values.shape[-1], None, values, features
-    if features.dim() == 3:
-        batch = items_of_points(features.shape[0], features.shape[1], features.device)
-        rows, places = values.flatten(0, 1), features.flatten(0, 1)
+    channels, (places, items) = values.shape[-1], flatten_points(features, batch, "batch")
+    rows = values.flatten(0, 1) if features.dim() == 3 else values
     limit.check_simplices(places.shape[0], places.shape[1], features.element_size())
 
     def check(num_lattice_points: int) -> None:
@@ -206,4 +212,4 @@ def _filter_points(values: Tensor, features: Tensor) -> Tensor:
         # splatted, blurred, and between the passes of the blur
         check_rows(3 * num_lattice_points, channels + 1, values)
 
-    return bind(rows, places).filter_points(rows, places, batch, check).view(values.shape)
+    return bind(rows, places).filter_points(rows, places, items, check).view(values.shape)

@@ -26,27 +26,29 @@ from permutohedral.ops.contract import FilterTables
 
 def permutohedral_filter(
     values: Tensor,
-    features: Tensor | None,
+    features: Tensor | Lattice,
     weight: Tensor,
     target_features: Tensor | None = None,
     *,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
     neighborhood_size: int = 1,
     normalization: Normalization = "none",
-    lattice: Lattice | None = None,
     sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Splat, convolve with `weight` and slice: the permutohedral convolution of the paper.
 
     Args:
         values: `[points, in_channels]`, or with batch axes as in `splat`.
-        features: `[points, d]` or `[batch, points, d]`; None if a lattice is given.
+        features: `[points, d]` or `[batch, points, d]`; or a `Lattice` built from them with `neighborhood_size`.
         weight: `[filter_size, in_channels / groups, out_channels]`, or `[filter_size]`.
         target_features: where results are wanted; default: at `features`.
-        neighborhood_size: s of the filter.
+        batch: int `[points]`, the item of each point of a ragged batch; see `build_lattice`.
+        target_batch: the same for `target_features`.
+        neighborhood_size: s of the filter; that of a lattice is its own.
         normalization: "none", "homogeneous" (divide by the Gaussian filter of ones), "symmetric" (by its square
             root on either side), "density" (divide every lattice point by its splatted weight before convolving) or
             "coverage" (the same, and divide by the share of the Gaussian that lies on occupied lattice points).
-        lattice: from `build_lattice`, instead of features; ragged batches need one.
         sample_weight: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density
             that the normalization divides by.
 
@@ -60,7 +62,7 @@ def permutohedral_filter(
     """
     if sample_weight is None:
         check_finite_values(values)
-    lattice = lattice_for(features, target_features, lattice, neighborhood_size)
+    lattice = lattice_for(features, target_features, batch, target_batch, neighborhood_size)
     return filter_with_bias(values, lattice, weight, None, normalization, sample_weight)
 
 
@@ -88,7 +90,7 @@ def filter_with_bias(
     ops = bind(values, weight, bias, sample_weight, lattice.source.barycentric, lattice.target.barycentric)
     if sample_weight is not None:
         if normalization == "symmetric":
-            raise InputError("sample_weight does not go with the normalization 'symmetric': targets have none")
+            raise InputError("sample_weight is not supported with normalization='symmetric'; use 'homogeneous'")
         weighted = weigh(values, sample_weight)
         check_finite_values(weighted)
         counted = weighted[..., :-1].to(values.dtype)

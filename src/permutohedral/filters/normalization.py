@@ -37,7 +37,7 @@ def _convolve_with_gaussian(ops: Backend, lattice_values: Tensor, lattice: Latti
 def check_separable(lattice: Lattice) -> Tensor:
     """Return the neighbors along the axes, or raise if the lattice has none."""
     if lattice.axis_neighbors is None:
-        raise InputError("lattice has no neighbors along its axes; build it with separable=True")
+        raise InputError("the lattice has no neighbors along its axes; build it with separable=True")
     return lattice.axis_neighbors
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.filters.bilateral import bilateral_filter
+from permutohedral.features import Sigma, ValueRange, unit_values
+from permutohedral.filters.bilateral import filter_pixels
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.color_grid import reach_of_grid
 from permutohedral.filters.exact import POINTS_REACH, WINDOW_REACH, sum_pixels, window_of
@@ -144,14 +145,25 @@ def bilateral_margins(sigmas: Sequence[float], method: GaussianMethod = "lattice
 
 
 def filter_bilateral_tile(
-    values: Tensor, origin: tuple[int, ...], guide: Tensor | None = None, **options: Any
+    values: Tensor,
+    origin: tuple[int, ...],
+    guide: Tensor | None = None,
+    *,
+    sigma_space: Sigma,
+    sigma_color: Sigma,
+    method: GaussianMethod = "lattice",
+    halo: int = 0,
+    value_range: ValueRange | None = None,
 ) -> Tensor:
     """Filter a tile `[channels, *space]` with its margins like `ph.bilateral_filter` of the whole array.
 
-    `origin` is the position of the first sample in the whole array, so that all tiles share one lattice.
+    `origin` is the position of the first sample in the whole array, so that all tiles share one lattice. There are no
+    warnings: a part of an image may be flat, or all texture.
     """
-    filtered: Tensor = bilateral_filter(values, guide=guide, spatial_dims=len(origin), origin=origin, **options)
-    return filtered
+    if value_range is not None:
+        guide = unit_values("guide", values if guide is None else guide, value_range)
+    sigmas = sigma_space, sigma_color
+    return filter_pixels(values, guide, sigmas, method, halo, len(origin), origin, None, 0.0, False)[0]
 
 
 def filter_in_tiles(
@@ -180,12 +192,12 @@ def filter_in_tiles(
     height, width = values.shape[1:]
     options: dict[str, Any] = {"sigma_space": sigma_space, "sigma_color": sigma_color, "halo": halo}
     if height * width <= tile * tile:
-        # with an origin, as tiles have it: no warning that the image is unchanged, which would name no file
-        filtered: Tensor = bilateral_filter(values, guide=guide, method=method, origin=(0, 0), **options)
+        # as a tile, without a warning that the image is unchanged, which would name no file
+        filtered = filter_bilateral_tile(values, (0, 0), guide, method=method, **options)
         if progress is not None:
             progress(1.0)
         return filtered
-    check_method(method, halo, None)
+    check_method(method, halo)
     window_reach, axes, step = WINDOW_REACH, None, 1
     if method == "auto":
         choice = choose_for_pixels(values, guide, sigma_space, sigma_color)
@@ -203,8 +215,7 @@ def filter_in_tiles(
 
     def filter_tile(part: Tensor, edges: Tensor, origin: tuple[int, ...]) -> Tensor:
         if axes is None and method != "exact":
-            found: Tensor = bilateral_filter(part, guide=edges, method=method, origin=origin, **options)
-            return found
+            return filter_bilateral_tile(part, origin, edges, method=method, **options)
         window = window_of(edges, sigma_space, sigma_color if axes is None else None, window_reach)
         assert window is not None, "sigma is a number"
         return sum_pixels(part.flatten(1).mT, "homogeneous", window, axes).mT.reshape(part.shape)

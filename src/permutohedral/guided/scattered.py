@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.filters.images import Data, as_given, optional_tensor, to_tensor
 from permutohedral.filters.weighting import check_weights
+from permutohedral.lattice.lattice import check_batches, flatten_points
 from permutohedral.lattice.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_recorded, surely_all
 
@@ -17,35 +20,109 @@ _LEAST_MASS = 1e-2
 _MOST_WIDENINGS = 24
 
 
+@overload
 def interpolate(
-    values: Data, features: Data, target_features: Data | None = None, *, sample_weight: Data | None = None
-) -> tuple[Data, Data]:
+    values: Data,
+    features: Data,
+    target_features: Data | None = None,
+    *,
+    batch: Data | None = None,
+    target_batch: Data | None = None,
+    sample_weight: Data | None = None,
+    return_mass: Literal[False] = False,
+) -> Data: ...
+
+
+@overload
+def interpolate(
+    values: Data,
+    features: Data,
+    target_features: Data | None = None,
+    *,
+    batch: Data | None = None,
+    target_batch: Data | None = None,
+    sample_weight: Data | None = None,
+    return_mass: Literal[True],
+) -> tuple[Data, Data]: ...
+
+
+def interpolate(
+    values: Data,
+    features: Data,
+    target_features: Data | None = None,
+    *,
+    batch: Data | None = None,
+    target_batch: Data | None = None,
+    sample_weight: Data | None = None,
+    return_mass: bool = False,
+) -> Data | tuple[Data, Data]:
     """Interpolate scattered samples at targets; takes and returns tensors or NumPy arrays.
 
     The value is the Gaussian mean of samples within about one feature unit. Where there are none, the width is doubled
-    until there are. The mass shows which targets are far from all samples.
+    until there are.
 
     Args:
         values: float `[points, channels]`; NaN is unknown, in each channel separately.
         features: `[points, d]`, divided by the bandwidth wanted.
         target_features: `[target points, d]`; default: `features`, where known values are kept.
+        batch: int `[points]`, the item of each point of a ragged batch; see `build_lattice`.
+        target_batch: the same for `target_features`.
         sample_weight: weight of each point, `[points]`, not negative; zero is unknown.
+        return_mass: also return the mass, which shows which targets are far from all samples.
 
     Returns:
-        Values `[target points, channels]`, and the mass `[target points]` of samples within about one feature unit.
-        Where channels differ in unknown samples, the mass is the smallest of theirs.
+        Values `[target points, channels]`; with `return_mass`, also the mass `[target points]` of samples within about
+        one feature unit. Where channels differ in unknown samples, the mass is the smallest of theirs.
 
     Raises:
         InputError: no point is known.
 
     >>> import torch, permutohedral as ph
-    >>> values, mass = ph.interpolate(torch.tensor([[1.0], [torch.nan]]), torch.tensor([[0.0], [9.0]]))
-    >>> values.tolist(), [round(number) for number in mass.tolist()]
-    ([[1.0], [1.0]], [1, 0])
+    >>> values, features = torch.tensor([[1.0], [torch.nan]]), torch.tensor([[0.0], [9.0]])
+    >>> ph.interpolate(values, features).tolist()
+    [[1.0], [1.0]]
+    >>> filled, mass = ph.interpolate(values, features, return_mass=True)
+    >>> mass.round().tolist()
+    [1.0, 0.0]
     """
-    samples, places = to_tensor(values), to_tensor(features)
-    result, mass = _interpolate(samples, places, optional_tensor(target_features), optional_tensor(sample_weight))
-    return as_given(result, values), as_given(mass, values)
+    samples, places, targets = to_tensor(values), to_tensor(features), optional_tensor(target_features)
+    weight, items, target_items = (optional_tensor(each) for each in (sample_weight, batch, target_batch))
+    if items is None and target_items is None:
+        result, mass = _interpolate(samples, places, targets, weight)
+    else:
+        result, mass = _interpolate_items(samples, places, targets, weight, items, target_items)
+    filled = as_given(result, values)
+    return (filled, as_given(mass, values)) if return_mass else filled
+
+
+def _interpolate_items(
+    values: Tensor,
+    features: Tensor,
+    target_features: Tensor | None,
+    sample_weight: Tensor | None,
+    batch: Tensor | None,
+    target_batch: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Interpolate the items of a ragged batch one by one."""
+    check_features(features, target_features)
+    check_batches(batch, target_batch, target_features is not None)
+    _, items = flatten_points(features, batch, "batch")
+    targets, target_items = features, items
+    if target_features is not None:
+        targets, target_items = flatten_points(target_features, target_batch, "target_batch")
+    assert items is not None
+    assert target_items is not None
+    result, mass = values.new_empty(len(targets), values.shape[-1]), features.new_empty(len(targets))
+    for item in target_items.unique():
+        own, there = items == item, target_items == item
+        weight = None if sample_weight is None else sample_weight[own]
+        at = None if target_features is None else targets[there]
+        filled, near = _interpolate(values[own], features[own], at, weight)
+        result, mass = (
+            result.index_put((there,), filled.to(result.dtype)),
+            mass.index_put((there,), near.to(mass.dtype)),
+        )
+    return result, mass
 
 
 def _interpolate(
@@ -80,7 +157,7 @@ def _interpolate_alike(
     unknown = values.isnan().any(dim=1)
     given = (~unknown).to(features.dtype) if sample_weight is None else torch.where(unknown, 0.0, sample_weight)
     if not is_recorded() and not bool((given > 0).any()):
-        raise InputError("nothing is known: every value of a channel is NaN, or of sample_weight zero")
+        raise InputError("values: all of a channel are NaN or have zero sample_weight; at least one must be known")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
     result, mass = gaussian_filter(known, features, target_features, sample_weight=given, return_mass=True)

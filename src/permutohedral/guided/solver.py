@@ -8,8 +8,10 @@ y^T (diag(W 1) - W) y, which is zero for constants.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain, repeat, starmap
 from typing import Any, Literal
 
 import torch
@@ -17,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma
-from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor, to_tensor
+from permutohedral.features import Sigma, ValueRange
+from permutohedral.filters.images import Data, ImageFormat, as_given, is_integer, optional_tensor, to_tensor
 from permutohedral.filters.normalization import check_separable
+from permutohedral.filters.units import warn_of_four_channels
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.maps import (
     MapLayout,
@@ -31,7 +34,6 @@ from permutohedral.guided.maps import (
     map_layout,
     weights_like,
 )
-from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
@@ -42,6 +44,7 @@ from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, Smoothness, largest_magnitudes
 from permutohedral.ops.tracing import (
     is_recorded,
+    is_traced,
     is_transformed,
     surely_all,
     wants_gradient,
@@ -52,23 +55,49 @@ Observe = Literal["pixels", "cells"] | Tensor | NDArray[Any]
 
 # they meet the row sums within a few percent, which is enough: constants are smooth for any n
 _BALANCING_STEPS = 5
+# numbers that torch computes in the calling thread
+_SINGLE_THREADED = 1 << 15
 
 
 @with_storable_results
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """Return the roughness of signals on a lattice that was built with `separable=True`."""
-    ops = bind(lattice.source.barycentric)
-    density = splat_density(ops, lattice)
+    source, ops = lattice.source, bind(lattice.source.barycentric)
+    ones = _map_rows(lambda rows: torch.ones_like(rows[:, :1]), source.barycentric.detach())
+    density = ops.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
     neighbors = AxisNeighbors(check_separable(lattice), density.dtype)
     # vertices that points touch with weight zero must not matter, nor be divided by
-    wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
-    scale = torch.where(density > 0, 1.0, wanted)
+    least = torch.finfo(density.dtype).eps ** 2
+    wanted = _map_rows(lambda density: density.clamp_min(least), density)
+    scale = _map_rows(lambda density, wanted: torch.where(density > 0, 1.0, wanted), density, wanted)
     for _ in range(_BALANCING_STEPS):
-        scale = (scale * wanted / ops.sum_axis_neighbors(scale, neighbors)).sqrt()
-    return Smoothness(neighbors, scale, scale * ops.sum_axis_neighbors(scale, neighbors))
+        sums = ops.sum_axis_neighbors(scale, neighbors)
+        # not sqrt, for which torch starts its threads from 2,048 numbers on
+        scale = _map_rows(lambda scale, wanted, sums: (sums / (scale * wanted)).rsqrt(), scale, wanted, sums)
+    return Smoothness(neighbors, scale, _map_rows(torch.mul, scale, ops.sum_axis_neighbors(scale, neighbors)))
 
 
-class BilateralSolver:
+def _map_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `function(*tensors)`, where each row of the result is computed from these rows of the tensors.
+
+    On a CPU in blocks so small that torch computes them in the calling thread: on a busy machine its threads would wait
+    for each other in each of many small operations.
+    """
+    rows = max(map(len, tensors))
+    # the result may have the columns of all of them
+    block = max(_SINGLE_THREADED // sum(each.shape[1] for each in tensors), 1)
+    if rows <= block or tensors[0].device.type != "cpu" or is_traced() or wants_gradient(*tensors):
+        return function(*tensors)
+    # [1, channels] are the same for all rows
+    parts = zip(*(each.split(block) if len(each) > 1 else repeat(each) for each in tensors), strict=False)
+    first = function(*next(parts))
+    result = first.new_empty(rows, first.shape[1])
+    for place, part in zip(result.split(block), chain([first], starmap(function, parts)), strict=True):
+        place.copy_(part)
+    return result
+
+
+class GuideSolver:
     """Bilateral solver for one guide and any number of targets, on a lattice that is built once.
 
     The result x interpolates the lattice values y that minimize
@@ -81,11 +110,6 @@ class BilateralSolver:
         sigma_color: bandwidth over the guide, in units of its values; one number, or one for each channel; default as
             in `upsample`.
         spatial_dims: 2 for images, 3 for volumes and videos, 1 for signals.
-
-    >>> import torch, permutohedral as ph
-    >>> solver = ph.guided.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
-    >>> solver(torch.rand(1, 24, 32)).shape, solver(torch.rand(5, 3, 4), observe="cells").shape
-    (torch.Size([1, 24, 32]), torch.Size([5, 24, 32]))
     """
 
     def __init__(
@@ -100,7 +124,7 @@ class BilateralSolver:
         if self._items:
             # each item has its own lattice and its own iterations
             guides = picture.flatten(0, -spatial_dims - 2)
-            self._solvers = [BilateralSolver(each, *self._sigmas, spatial_dims=spatial_dims) for each in guides]
+            self._solvers = [GuideSolver(each, *self._sigmas, spatial_dims=spatial_dims) for each in guides]
             return
         features = features_of(picture, sigma_space, sigma_color, spatial_dims)
         self.lattice = build_lattice(features, neighborhood_size=0, separable=True)
@@ -159,20 +183,20 @@ class BilateralSolver:
         return self._minimize(self._data(target, sample_weight, where, layout), strength, until, start)
 
     @cached_property
-    def _in_float64(self) -> BilateralSolver:
-        return BilateralSolver(self._guide.double(), *self._sigmas, spatial_dims=len(self.space))
+    def _in_float64(self) -> GuideSolver:
+        return GuideSolver(self._guide.double(), *self._sigmas, spatial_dims=len(self.space))
 
     def _minimize(
         self, data: _Data, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
     ) -> Tensor:
         # only ratios of weights and smoothness matter; squares of tiny or huge ones would underflow or overflow
         unit = data.weights.detach().amax(dim=0, keepdim=True)
-        data = replace(data, weights=data.weights / unit)
+        data = replace(data, weights=_map_rows(torch.div, data.weights, unit))
         strength = torch.as_tensor(strength, dtype=unit.dtype, device=unit.device) / unit
         strength = strength.clamp_max(1 / torch.finfo(unit.dtype).eps)
         lattice, offset = self.lattice, data.mean()
         # the solution is computed without the mean, which keeps digits
-        data = replace(data, values=data.values - offset)
+        data = replace(data, values=_map_rows(torch.sub, data.values, offset))
         exact = _system(lattice.source, self._smoothness.detach(), data.detach(), strength.detach())
         # means of cells are computed of all pixels
         pixels = 2 * math.prod(self.space) if isinstance(data.where, Grids) else 0
@@ -186,7 +210,8 @@ class BilateralSolver:
                 solution, recorded.residual(solution), lambda gradient: exact.solve_transposed(gradient, *until)
             )
         ops = bind(solution, lattice.source.barycentric)
-        rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
+        rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric)
+        rows = _map_rows(torch.add, rows, offset)
         return data.layout.from_rows(rows, self.space).contiguous()
 
     def _check_start(self, start: Tensor | None, layout: MapLayout) -> None:
@@ -298,7 +323,8 @@ class _Data:
 
     def mean(self) -> Tensor:
         """Return the weighted mean of each channel, `[1, channels]`: the result where no data reach."""
-        return (self.values * self.weights).sum(dim=0, keepdim=True) / self.weights.sum(dim=0, keepdim=True)
+        weighted = _map_rows(torch.mul, self.values, self.weights)
+        return weighted.sum(dim=0, keepdim=True) / self.weights.sum(dim=0, keepdim=True)
 
     def detach(self) -> _Data:
         return replace(self, values=self.values.detach(), weights=self.weights.detach())
@@ -352,11 +378,12 @@ class _System:
 
     def blurred(self) -> Tensor:
         """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
-        numbers, ops = torch.cat([self.right, self.matrix.data], dim=1), bind(self.right)
+        ops = bind(self.right)
+        numbers = _map_rows(lambda *both: torch.cat(both, dim=1), self.right, self.matrix.data)
         for _ in range(3):
             numbers = ops.sum_axis_neighbors(numbers, self.matrix.smoothness.neighbors)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
-        return sums / torch.where(mass > 0, mass, 1.0)
+        return _map_rows(lambda sums, mass: sums / torch.where(mass > 0, mass, 1.0), sums, mass)
 
 
 def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: Tensor) -> _System:
@@ -367,8 +394,7 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     """
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
     vertices, where, cells = simplices.vertices, data.where, None
-    # both in one call, channel by channel in memory, as those of images are
-    both = torch.cat([(data.values * data.weights).T, data.weights.T]).T
+    both = _map_rows(lambda values, weights: torch.cat([values * weights, weights], dim=1), data.values, data.weights)
     ops = bind(both, barycentric)
     if isinstance(where, Grids):
         cells = CellMeans(vertices, barycentric, simplices.num_lattice_points, where)
@@ -377,11 +403,15 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
         if where is not None:
             vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
         sums = ops.splat(both, vertices, barycentric, simplices.num_lattice_points)
-    right, lumped = (each.contiguous() for each in sums.chunk(2, dim=1))
-    # the difference in smoothness.diagonal() has rounding errors of this size
-    numbers = torch.finfo(lumped.dtype)
-    rounding = (strength * smoothness.mass * ROUNDING_ERRORS * numbers.eps).clamp_min(numbers.eps**2)
-    diagonal = torch.maximum(strength * smoothness.diagonal() + lumped, rounding).detach()
+    right, lumped = (_map_rows(Tensor.contiguous, each) for each in sums.chunk(2, dim=1))
+    # the difference in the diagonal has rounding errors of the size of `rounding`
+    numbers, around = torch.finfo(lumped.dtype), len(smoothness.neighbors.rows)
+
+    def diagonal_of(mass: Tensor, scale: Tensor, lumped: Tensor, strength: Tensor) -> Tensor:
+        rounding = (strength * mass * ROUNDING_ERRORS * numbers.eps).clamp_min(numbers.eps**2)
+        return torch.maximum(strength * (mass - scale.square() * around) + lumped, rounding)
+
+    diagonal = _map_rows(diagonal_of, smoothness.mass, smoothness.scale, lumped, strength).detach()
     return _System(right, SmoothEquations(smoothness, strength, lumped, diagonal, data.weights, cells))
 
 
@@ -425,22 +455,23 @@ def bilateral_solver(
     start: Data | None = None,
     spatial_dims: int = 2,
     channels_last: bool = False,
+    value_range: ValueRange | None = None,
 ) -> Data:
     """Smooth a target except at the edges of a guide: the fast bilateral solver (Barron & Poole, 2016).
 
-    Gradients flow to target, sample_weight, smoothness and guide by one more
-    solve. They are those of the converged solution, so let it converge where they must be exact. Values that the data
-    do not determine, such as of several isolated colors in one cell, count as constants.
+    Gradients flow to target, sample_weight, smoothness and guide by one more solve. They are those of the converged
+    solution, so let it converge where they must be exact. Values that the data do not determine, such as of several
+    isolated colors in one cell, count as constants.
 
     Args:
-        target: tensor or NumPy array `[..., channels, *space]`, floating in any range, or uint8, which is scaled to
-            [0, 1] and back. NaN is unknown, and filled.
-        guide: tensor or array `[guide channels, *space]`, or with the batch axes of the target; floating, or uint8,
-            which is scaled to [0, 1].
+        target: tensor or NumPy array `[..., channels, *space]`, floats or integers in any range. NaN is
+            unknown, and filled. Targets without batch axes of the guide share its lattice.
+        guide: tensor or array `[guide channels, *space]`, or with the batch axes of the target.
         sample_weight: weight of each sample, `[..., *space]`, not negative; zero is unknown.
         smoothness: weight of the smoothness, compared with data of sample_weight one; a tensor may require gradients.
         sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
-        sigma_color: bandwidth over the guide, in units of its values; default as in `upsample`.
+        sigma_color: bandwidth over the guide, in units of its values, for integers as in `bilateral_filter`; default as
+            in `upsample`.
         observe: "pixels" if the target has the pixels of the guide; "cells" if it is coarser, and its samples are means
             of cells; or positions `[points, axes]` in pixels, (y, x) in images, with a target
             `[..., channels, points]`.
@@ -450,6 +481,7 @@ def bilateral_solver(
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
         channels_last: target, start and guide are `[..., *space, channels]`, a target at positions
             `[..., points, channels]`.
+        value_range: the values of the guide that count as 0 and 1, see `bilateral_filter`.
 
     Returns:
         `[..., channels, *space]`, with the size of the guide, of the kind and dtype of the target.
@@ -460,13 +492,13 @@ def bilateral_solver(
     >>> bool(torch.allclose(ph.bilateral_solver(depth, guide), torch.tensor(7.0)))
     True
     """
-    layout = ImageFormat(spatial_dims, channels_last)
+    layout = ImageFormat(spatial_dims, channels_last, value_range)
     # values at positions have one axis
     seen = layout if isinstance(observe, str) else ImageFormat(1, channels_last)
     data = seen.read("target", target)
-    solver = BilateralSolver(
-        in_wider_dtype(layout.read("guide", guide), data), sigma_space, sigma_color, spatial_dims=spatial_dims
-    )
+    edges = in_wider_dtype(layout.read("guide", guide, is_guide=True), data)
+    solver = GuideSolver(edges, sigma_space, sigma_color, spatial_dims=spatial_dims)
+    warn_of_four_channels("guide", edges.shape[-spatial_dims - 1], is_integer(guide))
     solved = solver(
         data,
         optional_tensor(sample_weight),

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma
-from permutohedral.filters.images import Data, ImageFormat, as_given, optional_tensor, to_tensor
+from permutohedral.features import Sigma, ValueRange
+from permutohedral.filters.images import Data, ImageFormat, as_given, is_integer, optional_tensor, to_tensor
+from permutohedral.filters.units import warn_of_four_channels
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
 from permutohedral.guided.joint import affine_model, default_sigma, joint_lattice, ones_for
 from permutohedral.guided.maps import (
@@ -25,7 +26,7 @@ from permutohedral.guided.maps import (
     known_values,
     map_layout,
 )
-from permutohedral.guided.solver import BilateralSolver
+from permutohedral.guided.solver import GuideSolver
 from permutohedral.lattice.tensors import check_count
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_recorded
@@ -92,7 +93,7 @@ class Upsampler:
         share, self._steps = _DEFAULTS[mode]
         sigma = default_sigma(self.grids, share) if sigma_space is None else sigma_space
         if mode == "solver":
-            self._solver = BilateralSolver(self._guide, sigma, sigma_color, spatial_dims=spatial_dims)
+            self._solver = GuideSolver(self._guide, sigma, sigma_color, spatial_dims=spatial_dims)
         else:
             self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_color, origin)
 
@@ -270,33 +271,36 @@ def upsample(
     ridge: float = 1e-3,
     spatial_dims: int = 2,
     channels_last: bool = False,
+    value_range: ValueRange | None = None,
 ) -> Data:
     """Upsample a coarse map to the size of a guide, along its edges.
 
     Maps are for instance depth, flow, labels, color, or features of a network.
 
     Args:
-        coarse: tensor or NumPy array `[..., channels, *small]`, floating in any range, or uint8, which is scaled to
-            [0, 1] and back. NaN is unknown, and filled.
-        guide: tensor or array `[guide channels, *space]`, or with the batch axes of `coarse`; floating, or uint8, which
-            is scaled to [0, 1]; of any ratio of sizes.
+        coarse: tensor or NumPy array `[..., channels, *small]`, floats or integers in any range. NaN is unknown,
+            and filled.
+        guide: tensor or array `[guide channels, *space]`, or with the batch axes of `coarse`; of any size at least that
+            of `coarse`.
         mode: "solver" finds the smoothest map with these means (`bilateral_solver`): the most accurate, and the
             slowest, above all for many channels. "gaussian" averages coarse samples of similar color (joint bilateral
             upsampling). "affine" fits values as local affine functions of the guide.
         sigma_space: bandwidth over positions, in pixels of the guide; default: half the distance between coarse
             samples, for "affine" all and for "solver" three quarters of it.
-        sigma_color: bandwidth over the guide, in units of its values; one, or one for each channel. By default a photo
-            with values in [0, 1] is compared in opponent colors: 0.12 over brightness, 0.05 over color.
+        sigma_color: bandwidth over the guide, in units of its values, for integers as in `bilateral_filter`; one, or
+            one for each channel. By default a photo with values in [0, 1] is compared in opponent colors: 0.12 over
+            brightness, 0.05 over color.
         sample_weight: weight of each coarse sample, `[..., *small]`, not negative; zero is unknown. "solver" also
             compares it with the smoothness.
         num_iterations: iterations of "solver", default 16; else corrections by the residual on the coarse grid,
             default 2.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
-            are the pixels at floor(i N / n). Taken for means, these overshoot at edges.
+            are the pixels at floor(i N / n). With "area", such samples overshoot at edges.
         smoothness: for "solver", see `bilateral_solver`.
-        ridge: for "affine", the variance of the guide below which values do not follow it.
+        ridge: for "affine", regularization of the fit, in units of the variance of the guide.
         spatial_dims: number of spatial axes: 1 for signals, 2 for images, 3 for volumes and videos.
         channels_last: coarse and guide are `[..., *space, channels]`.
+        value_range: the values of the guide that count as 0 and 1, see `bilateral_filter`.
 
     Returns:
         `[..., channels, *space]`, of the kind, dtype and memory format of `coarse`; the channels of "solver" are first.
@@ -308,8 +312,8 @@ def upsample(
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", num_iterations=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    layout = ImageFormat(spatial_dims, channels_last)
-    maps, guide_image = layout.read("coarse", coarse), layout.read("guide", guide)
+    layout = ImageFormat(spatial_dims, channels_last, value_range)
+    maps, guide_image = layout.read("coarse", coarse), layout.read("guide", guide, is_guide=True)
     if not channels_last:
         _warn_of_last_channels(maps, guide_image)
     upsampler = Upsampler(
@@ -321,6 +325,7 @@ def upsample(
         sampling=sampling,
         spatial_dims=spatial_dims,
     )
+    warn_of_four_channels("guide", guide_image.shape[-spatial_dims - 1], is_integer(guide))
     if mode == "solver":
         _warn_of_many_channels(maps, upsampler.grids.fine)
     weight = optional_tensor(sample_weight)

@@ -61,42 +61,59 @@ def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
         )
 
 
-def check_method(method: str, halo: int, lattice: Lattice | None) -> None:
-    """Raise unless `method` is one of `gaussian_filter`'s, and halo and lattice fit it."""
+def check_method(method: str, halo: int, features: Tensor | Lattice | None = None) -> None:
+    """Raise unless `method` is one of `gaussian_filter`'s, and a halo and a lattice fit it."""
     if method not in METHODS:
         raise InputError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    if lattice is not None and halo:
-        raise InputError("a given lattice has its halo already: pass halo to build_lattice instead")
-    if method == "exact" and (lattice is not None or halo):
-        raise InputError('method="exact" has no lattice, and so no halo; pass neither')
-    if lattice is not None and method == "dense" and lattice.neighborhood_size < DENSE_SIZE:
+    if not isinstance(features, Lattice):
+        if method == "exact" and halo:
+            raise InputError(f'halo: method="exact" has no lattice, and so no halo; leave it out, got {halo}')
+        return
+    if halo:
+        raise InputError(f"halo must be 0 with a Lattice, got {halo}; pass halo to build_lattice")
+    if method == "exact":
+        raise InputError('method="exact" sums without a lattice: pass features as a tensor, not a Lattice')
+    if method == "dense" and features.neighborhood_size < DENSE_SIZE:
         raise InputError(
-            "the dense method needs a lattice built with neighborhood_size=2, got one of "
-            f"{lattice.neighborhood_size}, which cuts the Gaussian off"
+            'method="dense" needs a lattice built with neighborhood_size=2, got one of '
+            f"{features.neighborhood_size}, which cuts the Gaussian off"
         )
-    if lattice is not None and method == "dense" and lattice.dilation != 1:
-        raise InputError(f"the dense method needs a lattice without dilation, got one of {lattice.dilation}")
+    if method == "dense" and features.dilation != 1:
+        raise InputError(f'method="dense" needs a lattice built without dilation, got one of {features.dilation}')
 
 
 def lattice_for(
-    features: Tensor | None,
+    features: Tensor | Lattice,
     target_features: Tensor | None,
-    lattice: Lattice | None,
+    batch: Tensor | None,
+    target_batch: Tensor | None,
     neighborhood_size: int,
     halo: int = 0,
     separable: bool = False,
 ) -> Lattice:
-    """Return the given lattice, or build one from the features; exactly one of both must be given."""
+    """Return the lattice that was passed as features, or build one from them."""
     if isinstance(features, Lattice):
-        raise InputError("features must be a torch.Tensor, got a Lattice; pass it as lattice=")
-    if lattice is not None:
-        if features is not None or target_features is not None:
-            raise InputError("give either features or a lattice built from them, not both")
-        check_lattice(lattice)
-        return lattice
-    if features is None:
-        raise InputError("give features [points, d], or a lattice built from them")
-    return build_lattice(features, target_features, neighborhood_size=neighborhood_size, halo=halo, separable=separable)
+        reject_with_lattice(target_features=target_features, batch=batch, target_batch=target_batch)
+        return features
+    if not isinstance(features, Tensor):
+        kind = type(features).__name__
+        raise InputError(f"features must be a torch.Tensor or a Lattice, got {kind}; use torch.as_tensor")
+    return build_lattice(
+        features,
+        target_features,
+        neighborhood_size=neighborhood_size,
+        batch=batch,
+        target_batch=target_batch,
+        halo=halo,
+        separable=separable,
+    )
+
+
+def reject_with_lattice(**given: object) -> None:
+    """Raise if an argument of `build_lattice` was passed next to a lattice."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name} must be left out with a Lattice, which has its own; pass it to build_lattice")
 
 
 def check_points(values: Tensor, lattice: Lattice) -> None:

@@ -231,12 +231,9 @@ def build_lattice(
     neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
+    check_batches(batch, target_batch, target_features is not None)
     sources = flatten_points(features, batch, "batch")
     targets = None if target_features is None else flatten_points(target_features, target_batch, "target_batch")
-    if targets is None and target_batch is not None:
-        raise InputError("target_batch was given without target_features; pass both or neither")
-    if targets is not None and (sources[1] is None) != (targets[1] is None):
-        raise InputError("give batch and target_batch both, or neither: each point needs its item")
     if memory_limit is not None and not isinstance(memory_limit, (int, float)):
         raise InputError(f"memory_limit must be a number of bytes, such as 10**9, got {memory_limit!r}")
     limit = MemoryLimit(memory_limit, features.device)
@@ -257,6 +254,14 @@ def build_lattice(
         points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
         dilation=dilation,
     )
+
+
+def check_batches(batch: Tensor | None, target_batch: Tensor | None, has_targets: bool) -> None:
+    """Raise unless both sides of a filter name the items of their points, or neither does."""
+    if target_batch is not None and not has_targets:
+        raise InputError("target_batch was given without target_features; pass both or neither")
+    if has_targets and (batch is None) != (target_batch is None):
+        raise InputError("give batch and target_batch both, or neither: each point needs its item")
 
 
 def flatten_points(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:

@@ -99,13 +99,13 @@ class Neighborhood:
 
     Attributes:
         dimension: d >= 1.
-        size: s >= 0, the steps the filter reaches in every direction; 0 is the center alone.
+        neighborhood_size: s >= 0, the steps the filter reaches in every direction; 0 is the center alone.
         dilation: length of a step, r >= 1: with 2 the filter reads every other vertex, and reaches twice as far.
         filter_size: number of taps, (s+1)^{d+1} - s^{d+1}.
 
     >>> import permutohedral as ph
-    >>> ph.lattice.Neighborhood(dimension=2, size=1)
-    Neighborhood(dimension=2, size=1, dilation=1, filter_size=7)
+    >>> ph.lattice.Neighborhood(dimension=2, neighborhood_size=1)
+    Neighborhood(dimension=2, neighborhood_size=1, dilation=1, filter_size=7)
     >>> wide = ph.lattice.Neighborhood(2, 1, dilation=3)
     >>> bool((wide.offsets() == 3 * ph.lattice.Neighborhood(2, 1).offsets()).all())
     True
@@ -114,26 +114,27 @@ class Neighborhood:
     """
 
     dimension: int
-    size: int
+    neighborhood_size: int
     dilation: int = 1
     filter_size: int = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dimension, int) or self.dimension < 1:
             raise NeighborhoodError(f"dimension must be a whole number of at least 1, got {self.dimension!r}")
-        if not isinstance(self.size, int) or self.size < 0:
+        if not isinstance(self.neighborhood_size, int) or self.neighborhood_size < 0:
             raise NeighborhoodError(
                 "neighborhood_size must be a whole number of at least 0 (0 keeps the center tap alone), got "
-                f"{self.size!r}"
+                f"{self.neighborhood_size!r}"
             )
         if type(self.dilation) is not int or not 1 <= self.dilation <= MAX_DILATION:
             raise NeighborhoodError(f"dilation must be a whole number from 1 to {MAX_DILATION}, got {self.dilation!r}")
-        filter_size = count_taps(self.dimension, self.size)
+        filter_size = count_taps(self.dimension, self.neighborhood_size)
         if filter_size > MAX_TAPS:
             raise NeighborhoodError(
-                f"a neighborhood of size {self.size} in {self.dimension} dimensions has {_in_words(filter_size)} taps, "
-                f"which is {_in_words(4 * filter_size)} bytes per lattice point; the limit is {MAX_TAPS:,} taps. Use a "
-                "smaller neighborhood_size, fewer feature dimensions (features are [points, dimension]), or the "
+                f"a neighborhood of size {self.neighborhood_size} in {self.dimension} dimensions has "
+                f"{_in_words(filter_size)} taps, which is {_in_words(4 * filter_size)} bytes per lattice point; the "
+                f"limit is {MAX_TAPS:,} taps. Use a smaller neighborhood_size, fewer feature dimensions (features are "
+                "[points, dimension]), or the "
                 "separable Gaussian (gaussian_filter)"
             )
         object.__setattr__(self, "filter_size", filter_size)
@@ -141,11 +142,11 @@ class Neighborhood:
     @property
     def taps(self) -> Tensor:
         """Coordinates k of every tap, int64 `[filter_size, d + 1]`, lexicographic."""
-        return _taps(self.dimension, self.size).clone()
+        return _taps(self.dimension, self.neighborhood_size).clone()
 
     def offsets(self, device: torch.device | str = "cpu") -> Tensor:
         """First d coordinates of every tap's offset, int32 `[filter_size, d]`. Shared; do not write to it."""
-        offsets = constant("_offsets", torch.int32, device, self.dimension, self.size)
+        offsets = constant("_offsets", torch.int32, device, self.dimension, self.neighborhood_size)
         return offsets if self.dilation == 1 else offsets * self.dilation
 
     def opposite(self, device: torch.device | str = "cpu") -> Tensor:
@@ -155,14 +156,14 @@ class Neighborhood:
         >>> ph.lattice.Neighborhood(1, 1).opposite().tolist()
         [0, 2, 1]
         """
-        return constant("_opposite", torch.int64, device, self.dimension, self.size)
+        return constant("_opposite", torch.int64, device, self.dimension, self.neighborhood_size)
 
     def distances(self) -> Tensor:
         """Distance of every tap from the center in units of the features, float64 `[filter_size]`.
 
         ||k||^2 = 3/2 (sum k_i^2 - (sum k_i)^2 / (d+1)), times the dilation.
         """
-        k = _taps(self.dimension, self.size).double()
+        k = _taps(self.dimension, self.neighborhood_size).double()
         step = (1.5 * (k.square().sum(dim=1) - k.sum(dim=1).square() / (self.dimension + 1))).sqrt()
         return step * self.dilation
 
@@ -179,7 +180,7 @@ _known = lru_cache(maxsize=128)(Neighborhood)
 
 
 def gaussian_weight(
-    dimension: int, size: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    dimension: int, neighborhood_size: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Return the Gaussian of one feature unit on the taps, `[filter_size]`, 1 at the center.
 
@@ -194,8 +195,8 @@ def gaussian_weight(
     >>> ph.lattice.gaussian_weight(1, 1).tolist()
     [1.0, 0.6666666865348816, 0.6666666865348816]
     """
-    Neighborhood(dimension, size)
-    return constant("_gaussian", dtype, device, dimension, size).clone()
+    Neighborhood(dimension, neighborhood_size)
+    return constant("_gaussian", dtype, device, dimension, neighborhood_size).clone()
 
 
 def check_halo(halo: int, dimension: int) -> None:

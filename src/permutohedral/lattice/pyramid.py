@@ -108,7 +108,7 @@ class LatticePyramid:
     def __repr__(self) -> str:
         counts = [level.num_lattice_points for level in self.levels]
         return (
-            f"LatticePyramid(dimension={self.dimension}, neighborhood_size={self.neighborhood.size}, "
+            f"LatticePyramid(dimension={self.dimension}, neighborhood_size={self.neighborhood.neighborhood_size}, "
             f"points={self.levels[0].source.num_points}, lattice_points={counts}, device={str(self.device)!r})"
         )
 

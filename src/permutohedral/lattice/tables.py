@@ -33,7 +33,7 @@ def build_tables(
 ) -> Tables:
     """Build all tables."""
     # one call finds one kind of neighbors, and may allocate before the number of lattice points is known
-    if targets is None and not halo and limit.limit is None and (neighborhood.size == 0) == separable:
+    if targets is None and not halo and limit.limit is None and (neighborhood.neighborhood_size == 0) == separable:
         return _index_with_neighbors(ops, *sources, neighborhood, separable, limit)
     if targets is None:
         source = target = index_points(ops, *sources)
@@ -126,7 +126,7 @@ def _renumber(vertices: Tensor, numbers: Tensor) -> Tensor:
 
 def find_neighbors(ops: Backend, source: Simplices, target: Simplices, neighborhood: Neighborhood) -> Tensor:
     """Return the source lattice point at each tap of every target lattice point: int32 `[filter_size, targets]`."""
-    if neighborhood.size == 0 and source.keys is target.keys:
+    if neighborhood.neighborhood_size == 0 and source.keys is target.keys:
         rows = source.num_lattice_points
         if source.keys.device.type == "cpu" and isinstance(rows, int) and not torch.compiler.is_compiling():
             # torch would wake its threads for this, whose busy-waiting delays those of the backend

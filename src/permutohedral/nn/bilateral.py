@@ -10,22 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
-from permutohedral.features import (
-    bilateral as bilateral_features,
-)
-from permutohedral.features import (
-    check_guide,
-    check_image,
-    positive_numbers,
-    space_in_words,
-)
+from permutohedral.features import ValueRange, check_guide, check_image, positive_numbers, space_in_words, unit_values
+from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.bilateral import bilateral_filter
 from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import Normalization
+from permutohedral.filters.units import warn_of_units
 from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.nn.scale import sigmas_of, wide_exp
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph
 
 # most channels of an image that is its own guide; in 2-D the filter then has 4,095 taps
@@ -39,11 +34,12 @@ class BilateralFilter(nn.Module):
 
     Args:
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
-        sigma_color: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        sigma_color: standard deviation over colors, see `bilateral_filter`; one number, or one for each channel.
         method: see `bilateral_filter`.
         halo: see `gaussian_filter`.
         learn_sigma: train all standard deviations.
         spatial_dims: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        value_range: see `bilateral_filter`.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -69,12 +65,13 @@ class BilateralFilter(nn.Module):
         halo: int = 0,
         learn_sigma: bool = False,
         spatial_dims: int = 2,
+        value_range: ValueRange | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.method: GaussianMethod = method
-        self.halo = halo
+        self.halo, self.value_range = halo, value_range
         self.spatial_dims = spatial_dims
         over_space = positive_numbers(sigma_space, "sigma_space", spatial_dims)
         over_range = positive_numbers(sigma_color, "sigma_color")
@@ -97,6 +94,7 @@ class BilateralFilter(nn.Module):
         self,
         image: Tensor,
         guide: Tensor | None = None,
+        *,
         sample_weight: Tensor | None = None,
         origin: Sequence[int] | None = None,
     ) -> Tensor:
@@ -115,6 +113,7 @@ class BilateralFilter(nn.Module):
             halo=self.halo,
             spatial_dims=self.spatial_dims,
             origin=origin,
+            value_range=self.value_range,
             sample_weight=sample_weight,
         )
 
@@ -203,6 +202,7 @@ class _BilateralConv(nn.Module):
         self,
         image: Tensor,
         guide: Tensor | None = None,
+        *,
         sample_weight: Tensor | None = None,
         origin: Sequence[int] | None = None,
     ) -> Tensor:
@@ -223,11 +223,14 @@ class _BilateralConv(nn.Module):
                 f"{tuple(image.shape)}"
             )
         check_image(image, axes)
+        guide = None if guide is None else unit_values("guide", guide, dtype=accumulation_dtype(image.dtype))
         self._check_guide(guide, image)
         edges, sigma_color = image if guide is None else guide, self.sigma_color
         if sigma_color is None:
             # no channels, and no batch, so that all items share a lattice
             edges, sigma_color = image.new_empty(0, *image.shape[-axes:]), 1.0
+        else:
+            warn_of_units(edges, sigma_color, axes)
         features = bilateral_features(
             edges, sigma_space=self.sigma_space, sigma_color=sigma_color, spatial_dims=axes, origin=origin
         )
@@ -254,7 +257,8 @@ class _BilateralConv(nn.Module):
             )
         if guide.dim() != image.dim():
             raise InputError(
-                f"guide and image must have one batch, got the shapes {tuple(guide.shape)} and {tuple(image.shape)}"
+                "guide and image must have the same batch size, or both none, got the shapes "
+                f"{tuple(guide.shape)} and {tuple(image.shape)}"
             )
 
     def extra_repr(self) -> str:
@@ -292,8 +296,8 @@ class BilateralConv2d(_BilateralConv):
         groups: see `torch.nn.Conv2d`.
         bias: see `torch.nn.Conv2d`.
         sigma_space: pixels per lattice step; one number, or one for each axis.
-        sigma_color: guide values per lattice step; one number, or one for each channel of the guide. Default: 0.2,
-            and None with guide_channels=0.
+        sigma_color: guide values per lattice step, for a guide of integers as in `bilateral_filter`; one number, or one
+            for each channel of the guide. Default: 0.2, and None with guide_channels=0.
         init: see `PermutohedralConv`.
         around: see `PermutohedralConv`.
         normalization: see `PermutohedralConv`.

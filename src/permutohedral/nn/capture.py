@@ -44,7 +44,7 @@ def capture_step(
     >>> layer = ph.nn.PermutohedralConv(2, 3, dimension=3)
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     >>> def train(lattice, values, labels):
-    ...     loss = torch.nn.functional.cross_entropy(layer(values, lattice=lattice), labels)
+    ...     loss = torch.nn.functional.cross_entropy(layer(values, lattice), labels)
     ...     optimizer.zero_grad()
     ...     loss.backward()
     ...     optimizer.step()

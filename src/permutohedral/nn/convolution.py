@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
-from permutohedral.lattice.checks import check_lattice
+from permutohedral.lattice.checks import reject_with_lattice
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.lattice.tensors import check_tensor, reject_scripting
@@ -106,7 +106,7 @@ class PermutohedralConv(nn.Module):
     @property
     def neighborhood_size(self) -> int:
         """Size s of the filter."""
-        return self.neighborhood.size
+        return self.neighborhood.neighborhood_size
 
     @property
     def filter(self) -> Tensor:
@@ -147,20 +147,20 @@ class PermutohedralConv(nn.Module):
     def forward(
         self,
         values: Tensor,
-        features: Tensor | None = None,
+        features: Tensor | Lattice,
         target_features: Tensor | None = None,
-        lattice: Lattice | None = None,
+        *,
         batch: Tensor | None = None,
         target_batch: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Convolve `values` over the lattice of `features`, or over a `lattice` built before.
+        """Convolve `values` over the lattice of `features`.
 
         Args:
             values: `[points, in_channels]` or `[batch, points, in_channels]`.
-            features: `[points, d]` or `[batch, points, d]`.
+            features: `[points, d]` or `[batch, points, d]`; or a `Lattice` built from them, to share one among layers
+                and calls.
             target_features: where results are wanted.
-            lattice: from `build_lattice`, to share one among layers and calls.
             batch: int `[points]`, the item of each point of a ragged batch.
             target_batch: the same for target_features.
             sample_weight: how much each point counts, see `permutohedral_filter`.
@@ -170,54 +170,54 @@ class PermutohedralConv(nn.Module):
         """
         check_tensor("values", values)
         if values.dim() == 0 or values.shape[-1] != self.in_channels:
-            raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
-        if lattice is None:
+            raise InputError(
+                f"values must have {self.in_channels} channels (in_channels), got the shape {tuple(values.shape)}"
+            )
+        if not isinstance(features, Lattice):
             return self._build_and_filter(values, features, target_features, batch, target_batch, sample_weight)
-        if features is not None or target_features is not None or batch is not None or target_batch is not None:
-            raise InputError("give either features or a lattice built from them, not both")
-        self._check_lattice(lattice)
-        return filter_with_bias(values, lattice, self.filter, self.bias, self.normalization, sample_weight)
+        if target_features is not None or batch is not None or target_batch is not None:
+            reject_with_lattice(target_features=target_features, batch=batch, target_batch=target_batch)
+        self._check_lattice(features)
+        return filter_with_bias(values, features, self.filter, self.bias, self.normalization, sample_weight)
 
     @breaks_graph
     def _build_and_filter(
         self,
         values: Tensor,
-        features: Tensor | None,
+        features: Tensor,
         target_features: Tensor | None,
         batch: Tensor | None,
         target_batch: Tensor | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
-        lattice = self.build_lattice(features, target_features, batch, target_batch)
+        lattice = self.build_lattice(features, target_features, batch=batch, target_batch=target_batch)
         return filter_with_bias(values, lattice, self.filter, self.bias, self.normalization, sample_weight)
 
     def build_lattice(
         self,
-        features: Tensor | None,
+        features: Tensor,
         target_features: Tensor | None = None,
+        *,
         batch: Tensor | None = None,
         target_batch: Tensor | None = None,
     ) -> Lattice:
         """Build the lattice of this layer, with its learned scale applied to the features."""
-        if features is None:
-            raise InputError("give features [points, dimension], or a lattice built from them")
-        if isinstance(features, Lattice):
-            raise InputError("features must be a torch.Tensor, got a Lattice; pass it as lattice=")
         features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
-            target_features = scale_features(target_features, self.dimension, self.scale)
+            target_features = scale_features(target_features, self.dimension, self.scale, "target_features")
         return build_lattice(
             features, target_features, neighborhood_size=self.neighborhood_size, batch=batch, target_batch=target_batch
         )
 
     def _check_lattice(self, lattice: Lattice) -> None:
-        check_lattice(lattice)
         if self.log_scale is not None:
-            raise InputError("with learn_sigma the features change at every step: pass features, not a lattice")
-        neighborhood = self.neighborhood
-        if lattice.dimension != neighborhood.dimension or lattice.neighborhood_size != neighborhood.size:
             raise InputError(
-                f"this layer needs a lattice of dimension {self.dimension} and neighborhood_size "
+                "features must be a tensor with learn_sigma, which scales them at every step, got a Lattice"
+            )
+        neighborhood = self.neighborhood
+        if lattice.dimension != neighborhood.dimension or lattice.neighborhood_size != neighborhood.neighborhood_size:
+            raise InputError(
+                f"this layer needs a lattice of dimension {self.dimension}, built with neighborhood_size="
                 f"{self.neighborhood_size}, got {lattice.dimension} and {lattice.neighborhood_size}"
             )
 

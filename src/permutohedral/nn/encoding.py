@@ -12,16 +12,20 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.filters.units import warn_user
 from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import accumulation_dtype
-from permutohedral.ops.tracing import is_traced
+from permutohedral.ops.tracing import has_no_subclass, is_traced
 
 MOST_DIMENSIONS = 16
 # of the hash, in upstream implementations
 _MULTIPLIER = 2531011
 # a position at the bounds may round to the cell beyond them
 _ROUNDING = 1e-3
+
+# positions outside of the bounds by this many of their extents are in other units; of so many points
+_FAR_OUTSIDE, _LOOKED_AT = 1.0, 1024
 
 # lattice points are integers of 32 bits
 _MOST_STEPS = 2**31
@@ -137,8 +141,22 @@ def _check_range(positions: Tensor, transforms: Tensor) -> None:
         )
 
 
+def _warn_of_bounds(positions: Tensor, bounds: tuple[float, float]) -> None:
+    """Warn about positions far outside of the bounds, as of pixels, of which a few are looked at."""
+    if is_traced() or positions.device.type != "cpu" or not has_no_subclass(positions):
+        return
+    rows = positions.detach().reshape(-1, positions.shape[-1])
+    low, high = (float(each) for each in rows[:: max(1, len(rows) // _LOOKED_AT)].aminmax()) if len(rows) else bounds
+    extent = bounds[1] - bounds[0]
+    if low < bounds[0] - _FAR_OUTSIDE * extent or high > bounds[1] + _FAR_OUTSIDE * extent:
+        warn_user(
+            f"positions from {low:.3g} to {high:.3g} are far outside of bounds={bounds}, where rows of the tables are "
+            "shared by many; scale the positions, or pass their bounds"
+        )
+
+
 class FixedBuffers(nn.Module):
-    """A layer whose buffers keep their dtype: rounded ones would move the levels under trained tables."""
+    """A layer whose buffers keep their dtype, since rounding would change the geometry under trained tables."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self._buffers)
@@ -164,10 +182,11 @@ class PermutohedralEncoding(FixedBuffers):
         dimension: d of the positions, at most 16.
         num_levels: number of levels.
         features_per_level: channels of the table.
-        table_size: rows of the table of each level.
+        table_size: rows of the table of each level. The default serves a photo or a signed distance. An optimizer
+            updates all rows in each step, which takes longer than the layer itself if there are millions.
         sigmas: `[num_levels]`, or `[num_levels, dimension]` for one scale for each axis, in units of the positions. An
-            edge of the lattice is `sigma * sqrt(d * (d + 1))` long. Default: from 1 to 1e-4, equally spaced in the
-            logarithm.
+            edge of the lattice is `sigma * sqrt(d * (d + 1))` long. Default: from 1/4 to 1/256 of the extent of
+            `bounds` (1 without bounds), equally spaced in the logarithm.
         shifts: `[num_levels, dimension]`, in units of the positions. Default: drawn with a standard deviation of 10.
         window: `[num_levels]`, factors of the levels; see `coarse_to_fine`. Default: None, for ones.
         include_input: append the positions to the features.
@@ -193,9 +212,9 @@ class PermutohedralEncoding(FixedBuffers):
     def __init__(
         self,
         dimension: int,
-        num_levels: int = 16,
+        num_levels: int = 8,
         features_per_level: int = 2,
-        table_size: int = 2**19,
+        table_size: int = 2**14,
         *,
         sigmas: Numbers | None = None,
         shifts: Numbers | None = None,
@@ -221,7 +240,8 @@ class PermutohedralEncoding(FixedBuffers):
             raise InputError(f"dtype must be a floating dtype, got {dtype}; use torch.float32")
         self.table = nn.Parameter(torch.empty(num_levels, table_size, features_per_level, device=device, dtype=dtype))
         if sigmas is None:
-            sigmas = torch.logspace(0, -4, num_levels, dtype=torch.float64, device="cpu")
+            extent = 1.0 if bounds is None else bounds[1] - bounds[0]
+            sigmas = extent * torch.logspace(-2, -8, num_levels, base=2.0, dtype=torch.float64, device="cpu")
         if shifts is None:
             shifts = 10 * torch.randn(num_levels, dimension, dtype=torch.float64, device="cpu")
         scales = read_levels("sigmas", sigmas, (num_levels, dimension))
@@ -317,6 +337,8 @@ class PermutohedralEncoding(FixedBuffers):
             if window.shape != (self.num_levels,):
                 raise InputError(f"window must be [{self.num_levels}], got {tuple(window.shape)}")
         features = encode_positions(positions, self.table, self.transforms, self.strides, window)
+        if self.bounds is not None:
+            _warn_of_bounds(positions, self.bounds)
         return torch.cat([features, positions.to(features.dtype)], dim=-1) if self.include_input else features
 
     def extra_repr(self) -> str:

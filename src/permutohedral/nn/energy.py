@@ -14,6 +14,7 @@ from permutohedral.errors import InputError
 from permutohedral.features import colors, join, positions, positive_numbers
 from permutohedral.filters.gaussian import gaussian_filter
 from permutohedral.filters.normalization import check_separable
+from permutohedral.filters.units import warn_of_units
 from permutohedral.filters.weighting import check_finite_values
 from permutohedral.lattice.lattice import build_lattice
 from permutohedral.lattice.memory import check_rows
@@ -56,11 +57,11 @@ class DenseEnergyLoss(nn.Module):
 
     def __init__(
         self,
+        *,
         sigma_space: float = 100.0,
         sigma_color: float = 15.0,
         weight: float = 1e-7,
         scale_factor: float = 0.5,
-        *,
         recompute: bool = False,
     ) -> None:
         super().__init__()
@@ -90,6 +91,7 @@ class DenseEnergyLoss(nn.Module):
                 f"images of {images.shape[2]} x {images.shape[3]} pixels have none left after scaling by scale_factor="
                 f"{self.scale_factor:g}; make the layer with a larger one"
             )
+        warn_of_units(images.detach(), self.sigma_color, 2)
         segments = self._scale(probabilities.to(torch.promote_types(probabilities.dtype, torch.float32)), "bilinear")
         images = self._scale(images.detach().to(segments))
         region = segments.new_ones(()) if region is None else self._scale(region.to(segments))
@@ -167,7 +169,7 @@ def filter_planes(
         return _filter_each(planes, images, places, sigma_color, torch.empty_like(planes) if out is None else out)
     lattice = build_lattice(join(places, colors(images, sigma_color)), neighborhood_size=0, separable=True)
     rows = planes.flatten(2).transpose(1, 2)
-    filtered = gaussian_filter(rows, None, lattice=lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
+    filtered = gaussian_filter(rows, lattice, normalization="none").transpose(1, 2).unflatten(-1, space)
     return filtered if out is None else out.copy_(filtered)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import GaussianMethod, gaussian_filter
 from permutohedral.filters.normalization import Normalization
+from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.tensors import reject_scripting
 from permutohedral.nn.scale import scale_features, wide_exp
 
@@ -59,18 +61,31 @@ class GaussianFilter(nn.Module):
     def forward(
         self,
         values: Tensor,
-        features: Tensor,
+        features: Tensor | Lattice,
         target_features: Tensor | None = None,
+        *,
+        batch: Tensor | None = None,
+        target_batch: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Filter `values [..., points, channels]` at `features [..., points, d]`; see `gaussian_filter`."""
-        features = scale_features(features, self.dimension, self.scale)
+        """Filter `values` at `features`, or on a `Lattice` built from them; see `gaussian_filter`."""
+        if isinstance(features, Lattice):
+            if self.log_scale is not None:
+                raise InputError("features must be a tensor with learn_sigma, which scales them at every step")
+            if features.dimension != self.dimension:
+                raise InputError(
+                    f"this layer needs a lattice of dimension {self.dimension}, got one of {features.dimension}"
+                )
+        else:
+            features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
-            target_features = scale_features(target_features, self.dimension, self.scale)
+            target_features = scale_features(target_features, self.dimension, self.scale, "target_features")
         return gaussian_filter(
             values,
             features,
             target_features,
+            batch=batch,
+            target_batch=target_batch,
             method=self.method,
             normalization=self.normalization,
             halo=self.halo,

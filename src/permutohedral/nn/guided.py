@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, positive_numbers
+from permutohedral.features import Sigma, positive_numbers, unit_values
+from permutohedral.filters.units import warn_of_units
 from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
 from permutohedral.guided.maps import check_space, map_layout
@@ -33,7 +34,7 @@ class BilateralUpsample2d(nn.Module):
             between coarse samples.
         sigma_color: bandwidth in units of the guide's values.
         learn_sigma: train the bandwidths.
-        sampling: what coarse samples are, "area" or "point"; see `permutohedral.upsample`.
+        sampling: how the coarse map was made: "area" for cell means, "point" for kept pixels; see `upsample`.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -85,13 +86,15 @@ class BilateralUpsample2d(nn.Module):
 
     def forward(self, coarse: Tensor, guide: Tensor) -> Tensor:
         """Upsample `coarse` to the size of `guide`."""
+        guide = unit_values("guide", guide)
         space = check_space(guide, 2)
         map_layout("coarse", coarse, tuple(guide.shape[:-3]), guide.device, 2)
         if coarse.shape[-3] != self.channels or guide.shape[-3] != self.guide_channels or coarse.dim() != guide.dim():
             raise InputError(
-                f"this layer takes {self.channels} channels and a guide of {self.guide_channels}, both with or without "
+                f"coarse must have {self.channels} channels, and guide {self.guide_channels}, both with or without "
                 f"batch, got {tuple(coarse.shape)} and {tuple(guide.shape)}"
             )
+        warn_of_units(guide, self.sigma_color, 2)
         grids = Grids(tuple(coarse.shape[-2:]), space, self.sampling)
         sigma = [0.5 * ratio for ratio in grids.ratios] if self.sigma_space is None else self.sigma_space
         sources, targets = joint_features(guide, grids, sigma, self.sigma_color)
@@ -158,10 +161,12 @@ class BilateralSolver(nn.Module):
         self.log_smoothness = nn.Parameter(strength.log(), requires_grad=learn_smoothness)
 
     def forward(
-        self, target: Tensor, guide: Tensor, sample_weight: Tensor | None = None, observe: Observe = "pixels"
+        self, target: Tensor, guide: Tensor, *, sample_weight: Tensor | None = None, observe: Observe = "pixels"
     ) -> Tensor:
         """Smooth `target` along `guide`; see `permutohedral.bilateral_solver`."""
         sigma_space, sigma_color = sigmas_of(self.log_sigma)
+        guide = unit_values("guide", guide)
+        warn_of_units(guide, sigma_color, 2)
         return bilateral_solver(
             target,
             guide,

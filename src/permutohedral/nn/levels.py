@@ -71,7 +71,7 @@ class _LatticeFilter(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, dimension={self.neighborhood.dimension}, "
-            f"neighborhood_size={self.neighborhood.size}"
+            f"neighborhood_size={self.neighborhood.neighborhood_size}"
         )
 
 

@@ -37,14 +37,14 @@ def sigmas_of(log_sigma: Tensor) -> Sequence[float] | Tensor:
     return [math.exp(logarithm) for logarithm in log_sigma.tolist()]
 
 
-def scale_features(features: Tensor, dimension: int, scale: Tensor | None) -> Tensor:
+def scale_features(features: Tensor, dimension: int, scale: Tensor | None, name: str = "features") -> Tensor:
     """`features [..., dimension]` times the learned `scale [dimension]`, if there is one.
 
     >>> import torch
     >>> scale_features(torch.ones(1, 2), 2, torch.tensor([2.0, 3.0])).tolist()
     [[2.0, 3.0]]
     """
-    check_tensor("features", features)
+    check_tensor(name, features)
     if features.shape[-1] != dimension:
-        raise InputError(f"this layer takes features of {dimension} dimensions, got shape {tuple(features.shape)}")
+        raise InputError(f"{name} must have {dimension} dimensions (dimension), got the shape {tuple(features.shape)}")
     return features if scale is None else features * scale.to(features.dtype)

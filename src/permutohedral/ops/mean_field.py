@@ -22,19 +22,24 @@ class PairwiseFilter:
     Args:
         ops: runs the primitives.
         tables: of the kernel.
+        sample_weight: how much each point counts, `[points, 1]`; None for ones.
     """
 
-    def __init__(self, ops: Backend, tables: PairwiseTables) -> None:
+    def __init__(self, ops: Backend, tables: PairwiseTables, sample_weight: Tensor | None = None) -> None:
         self.ops, self.tables = ops, tables
         powers, barycentric = (tables.source_power, tables.target_power), tables.barycentric
+        ones = barycentric.new_ones(barycentric.shape[0], 1)
+        self.sample_weight = ones if sample_weight is None else sample_weight
         self.gain = blur_gain(barycentric.shape[1] - 1)
         self.source_scale = self.target_scale = None
         if powers != (0, 0):
-            mass = self.filter(barycentric.new_ones(barycentric.shape[0], 1), False) + SMALLEST_MASS
+            mass = self.filter(self.sample_weight, False) + SMALLEST_MASS
             scale = mass.rsqrt() if powers[0] == powers[1] else mass.reciprocal()
             self.source_scale, self.target_scale = (scale if power > 0 else None for power in powers)
         # scales are part of the weights of splat and slice
         self.source_weights, self.target_weights = barycentric, barycentric / self.gain
+        if sample_weight is not None:
+            self.source_weights = self.source_weights * sample_weight
         if self.source_scale is not None:
             self.source_weights = self.source_weights * self.source_scale
         if self.target_scale is not None:

@@ -79,15 +79,12 @@ def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Ten
     100
     """
     near = near_unknown(trimap.unknown, 2 * settings.sigma_space)
-    kernels = kernels_of(photo, near, settings)
-    lattices = [kernel.build_lattice() for kernel in kernels]
+    kernels = [kernel.with_lattice() for kernel in kernels_of(photo, near, settings)]
     found, marginal = first_foreground(trimap), trimap.foreground.to(photo.dtype)
     for _ in range(settings.rounds):
         colors = color_energies(photo, trimap, found) if colors is None else colors
         energies = energies_of(colors, trimap, settings.colors, settings.foreground)[:, near].T
-        marginal[near] = ph.crf.mean_field(energies, kernels, num_iterations=settings.steps, lattices=lattices)[
-            :, FOREGROUND
-        ]
+        marginal[near] = ph.crf.mean_field(energies, kernels, num_iterations=settings.steps)[:, FOREGROUND]
         found, colors = marginal > 0.5, None
         if not bool(found.any()):
             break

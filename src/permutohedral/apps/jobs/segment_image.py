@@ -334,14 +334,13 @@ def follow_edges(
         if report is not None:
             report(done / total)
 
-    lattices = []
-    for kernel in kernels:
-        lattices.append(kernel.build_lattice())
+    for number, kernel in enumerate(kernels):
+        kernels[number] = kernel.with_lattice()
         advance()
     marginals = None
     for first in firsts:
         iterations = min(_ITERATIONS_PER_REPORT, settings.num_iterations - first)
-        marginals = ph.crf.mean_field(energies, kernels, num_iterations=iterations, lattices=lattices, start=marginals)
+        marginals = ph.crf.mean_field(energies, kernels, num_iterations=iterations, start=marginals)
         advance()
     assert marginals is not None
     return marginals

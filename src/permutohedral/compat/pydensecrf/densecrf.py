@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from permutohedral.crf import Kernel
     from permutohedral.crf.kernels import KernelNormalization
-    from permutohedral.lattice.lattice import Lattice
 
 __all__ = [
     "CONST_KERNEL",
@@ -66,8 +65,8 @@ NO_NORMALIZATION, NORMALIZE_BEFORE, NORMALIZE_AFTER, NORMALIZE_SYMMETRIC = Norma
 
 _NORMALIZATIONS: dict[NormalizationType, KernelNormalization] = {
     NO_NORMALIZATION: "none",
-    NORMALIZE_BEFORE: "before",
-    NORMALIZE_AFTER: "after",
+    NORMALIZE_BEFORE: "transposed",
+    NORMALIZE_AFTER: "homogeneous",
     NORMALIZE_SYMMETRIC: "symmetric",
 }
 
@@ -152,7 +151,6 @@ class DenseCRF:
         self._energies = np.zeros((self._nlabel, self._nvar), np.float32)
         self._has_unary = False
         self._kernels: list[Kernel] = []
-        self._lattices: list[Lattice] = []
 
     def setUnaryEnergy(self, u: NDArray[np.float32], f: NDArray[np.float32] | None = None) -> None:
         """Set energies `(nlabels, nvar)`, or u f with features `f (features, nvar)`."""
@@ -196,9 +194,7 @@ class DenseCRF:
 
         rows = torch.from_numpy(features.T.copy()).to(default_device(self._device))
         ready = Kernel(rows, costs if isinstance(costs, float) else torch.from_numpy(costs), name)
-        # first, since it may raise
-        self._lattices.append(ready.build_lattice())
-        self._kernels.append(ready)
+        self._kernels.append(ready.with_lattice())
 
     def inference(self, niter: int, /) -> MatrixXf:
         """Return the marginals `(nlabels, nvar)` after `niter` iterations; 0 is the softmax of the unary energy."""
@@ -224,16 +220,14 @@ class DenseCRF:
         marginals, energies = self._marginals(Q), self._unary()
         kernels = [replace(each, compatibility=_without_constant(each, self._nlabel)) for each in self._kernels]
         alone = free_energy(marginals, energies, [])
-        together = free_energy(marginals, energies, kernels, lattices=self._lattices)
+        together = free_energy(marginals, energies, kernels)
         return _checked_sum(float(alone + 2 * (together - alone)))
 
     def _iterate(self, steps: int, start: Tensor | None) -> MatrixXf:
         from permutohedral.crf import mean_field
 
         steps = max(0, steps)
-        found = mean_field(
-            self._unary(), self._kernels, num_iterations=steps, damping=0, lattices=self._lattices, start=start
-        )
+        found = mean_field(self._unary(), self._kernels, num_iterations=steps, damping=0, start=start)
         marginals = found.T.cpu().numpy()
         _checked_sum(float(marginals.sum()))
         return marginals.view(MatrixXf)

@@ -392,7 +392,9 @@ class Native(Backend):
             points = (cells.vertices, cells.barycentric), equations.weights, list(cells.coarse), list(cells.fine)
             data = data[:0]
         rows = smoothness.neighbors.rows, smoothness.scale, smoothness.mass[:, 0], equations.strength[0]
-        solution = bridge.empty(right.shape, right.dtype).copy_(start)
+        solution = bridge.empty(right.shape, right.dtype)
+        # by NumPy, as in `filter_learned`
+        np.copyto(solution.numpy(), start.numpy(force=True))
         if solution.numel() > 0:
             given = (*rows, equations.diagonal, data, *points), right
             threads = bridge.threads(rows[0].numel() * right.shape[1])

@@ -37,6 +37,8 @@ KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
 THREADS_VARIABLE = "PERMUTOHEDRAL_NUM_THREADS"
 # versions 2 and 1 of control groups: processor time per period, and the period
 _CONTROL_GROUPS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+# smaller planes are copied by torch, in a third of the time
+_LEAST_INTERLEAVED = 1 << 12
 # named in every call: torch.set_default_device may have set another
 CPU = torch.device("cpu")
 
@@ -149,7 +151,8 @@ def contiguous_for_core(tensor: Tensor, dtype: torch.dtype | None = None) -> Ten
     if tensor.is_contiguous():
         return tensor
     interleaved = tensor.dim() == 2 and tensor.dtype in (torch.float32, torch.float64) and tensor.mT.is_contiguous()
-    if not interleaved:
+    # torch copies small tensors in the calling thread
+    if not interleaved or tensor.numel() < _LEAST_INTERLEAVED:
         return tensor.contiguous()
     # the planes of an image, viewed as points
     rows = empty(tensor.shape, tensor.dtype)

@@ -174,7 +174,7 @@ def pack_by_range_kernel(header, bounds, CORNER_BITS: tl.constexpr, D: tl.conste
         bits += (extent > (tl.full([ROWS], 1, tl.int64) << k)).to(tl.int64)
     bits = tl.where(row < D, bits, 0)
     items = 1 - tl.minimum(tl.load(bounds + 2 * ROWS), 0).to(tl.int64)
-    room = tl.full([], 1, tl.int64) << tl.maximum(63 - CORNER_BITS - tl.sum(bits, axis=0), 0)
+    most_items = tl.full([], 1, tl.int64) << tl.maximum(63 - CORNER_BITS - tl.sum(bits, axis=0), 0)
     tl.store(header + LOW + row, low - 1, mask=row < D)
     tl.store(header + EXTENT + row, extent, mask=row < D)
     before = CORNER_BITS + tl.cumsum(bits, axis=0) - bits
@@ -182,7 +182,7 @@ def pack_by_range_kernel(header, bounds, CORNER_BITS: tl.constexpr, D: tl.conste
     tl.store(header + UNIT, tl.sum(tl.where(row < D, tl.full([ROWS], 1, tl.int64) << before, 0), axis=0))
     tl.store(header + ITEM_SHIFT, CORNER_BITS + tl.sum(bits, axis=0))
     tl.store(header + ITEM_EXTENT, items)
-    if (tl.sum(bits, axis=0) > 63 - CORNER_BITS) | (items > room):
+    if (tl.sum(bits, axis=0) > 63 - CORNER_BITS) | (items > most_items):
         tl.store(header + NO_ROOM, 1)
 
 
@@ -217,9 +217,9 @@ def pack_digits(
     else:
         shift = tl.load(header + SHIFT + row, mask=coordinate, other=0)
         fits = (digit > 0) & (digit < tl.load(header + EXTENT + row, mask=coordinate, other=0))
-    room = tl.min((fits | (row >= D)).to(tl.int32), axis=0) > 0
+    all_fit = tl.min((fits | (row >= D)).to(tl.int32), axis=0) > 0
     code = tl.sum(tl.where(coordinate, digit.to(tl.int64) << shift, 0), axis=0)
-    return code, tl.where(coordinate, tl.full([1, 1], 1, tl.int64) << shift, 0), room
+    return code, tl.where(coordinate, tl.full([1, 1], 1, tl.int64) << shift, 0), all_fit
 
 
 @triton.jit
@@ -284,21 +284,21 @@ def insert_points_kernel(
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + place, weights, mask=real)
 
-    base, units, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
+    base, units, fits = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
     if HAS_BATCH:
         item = tl.load(batch + point).to(tl.int64)
         valid = valid & (item >= 0)
         if DIGIT_BITS > 0:
-            room = room & (item < (1 << ITEM_BITS))
+            fits = fits & (item < (1 << ITEM_BITS))
             base += item << (CORNER_BITS + D * DIGIT_BITS)
         else:
-            room = room & (item < tl.load(table + ITEM_EXTENT))
+            fits = fits & (item < tl.load(table + ITEM_EXTENT))
             base += item << tl.load(table + ITEM_SHIFT)
-    usable = valid & room
+    usable = valid & fits
     if tl.min(usable.to(tl.int32), axis=0) == 0:
         if tl.min(valid.to(tl.int32), axis=0) == 0:
             tl.store(table + BAD_FEATURE, 1)
-        if tl.min(room.to(tl.int32), axis=0) == 0:
+        if tl.min(fits.to(tl.int32), axis=0) == 0:
             tl.store(table + NO_ROOM, 1)
 
     # corner j lies one cell lower along the j coordinates of largest rank; rows beyond d repeat corner 0
