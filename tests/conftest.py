@@ -79,7 +79,7 @@ def register_profiles() -> None:
         # the backend and the poison are the same for all examples of a test
         suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
     )
-    # `make fuzz` uses "search", and "interpreted" under Triton's interpreter
+    # CONTRIBUTING.md uses "search", and "interpreted" under Triton's interpreter
     for name, examples in (("suite", 16), ("long", 1000), ("search", 200), ("interpreted", 15)):
         hypothesis.settings.register_profile(name, parent=suite, max_examples=examples)
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))

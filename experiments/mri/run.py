@@ -124,8 +124,9 @@ def centered_grid(size: int, step: float = 1.0) -> Tensor:
 
 def centered_inverse(spectrum: Tensor) -> Tensor:
     """Return the inverse Fourier transform of the last two axes, whose origins are in the middle."""
-    image: Tensor = torch.fft.ifft2(torch.fft.ifftshift(spectrum, dim=(-2, -1)))
-    return torch.fft.fftshift(image, dim=(-2, -1))
+    image = torch.fft.ifft2(torch.fft.ifftshift(spectrum, dim=(-2, -1)))
+    shifted: Tensor = torch.fft.fftshift(image, dim=(-2, -1))
+    return shifted
 
 
 class KaiserBesselGridding:
