@@ -48,6 +48,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	  print(*backend.get_requires_for_build_editable())')
 	@$(MAKE) --silent --no-print-directory --jobs=2 $(VENV)/.libraries $(VENV)/.core
 	@$(if $(PURE),export $(PURE);) $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
+	@$(if $(PURE),,$(BIN)/python -m nanobind.stubgen --quiet --module permutohedral._native --output-file src/permutohedral/_native.pyi)
 	@touch $@
 
 # with the package as pure Python; torch by pip, whose options may name an index that serves it without GPU libraries
@@ -64,10 +65,10 @@ $(VENV)/.core: pyproject.toml $(NATIVE)
 demo: $(STAMP)  ## filter a picture, train a small filter, draw a figure under out/
 	@$(BIN)/permutohedral demo
 
-# one thread per worker: the workers share the cores
+# one thread per worker: the workers share the cores; a test that hangs is stopped with a traceback of all threads
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 5))')
 IN_PARALLEL = --numprocesses=$(WORKERS) --dist=worksteal
-PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet $(IN_PARALLEL)
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --timeout=900 $(IN_PARALLEL)
 
 # The first session runs the Triton kernels under the interpreter, and records them for the second, which compiles them.
 # The checks run while tests wait for processes and disks; what they say comes last. COVERAGE=1 measures coverage.

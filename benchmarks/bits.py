@@ -1,7 +1,7 @@
 """Results of the public functions, compared bit by bit with those of another version, on the CPU.
 
-`python -m benchmarks bits BASE` runs the cases of `tests/public_cases.py`, with gradients, in a process for each tree. It
-prints the results that differ, with their largest difference.
+`python -m benchmarks bits BASE` runs the cases of `tests/public_cases.py`, with gradients, in a process for each tree,
+and prints the results that differ, with their largest difference.
 """
 
 from __future__ import annotations

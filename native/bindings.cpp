@@ -1,8 +1,10 @@
 // The Python module. Kernels are bound by their list in kernels.hpp; this file binds the functions that need more.
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "casters.hpp"
@@ -91,43 +93,40 @@ void use_instruction_set(const std::string& name) {
     throw std::invalid_argument("this processor does not support the instruction set " + name);
 }
 
-// An index whose number of lattice points is known, so that Python can allocate the results of `finish`, which still
-// writes to `vertices`. Used once.
-struct PendingIndex {
-    PendingIndex(int64_t num_points, int64_t num_corners, Matrix<int32_t> vertices, int threads)
-        : index(std::make_unique<VertexIndex>(num_points, num_corners, vertices.data, threads)) {}
-
-    void finish(Matrix<int32_t> keys, View<int64_t, 1> table) {
+// Ends an index: returns the keys and the lookup table as DLPack capsules.
+std::pair<nb::object, nb::object> finish(VertexIndex& index) {
+    const int64_t rows = index.num_lattice_points, columns = index.packing.num_columns, words = index.table_size();
+    Memory keys(sizeof(int32_t) * rows * columns), table(sizeof(int64_t) * words);
+    {
         nb::gil_scoped_release release;
-        index->finish(keys.data, table.data);
-        index.reset();
+        index.finish(as<int32_t>(keys), as<int64_t>(table));
     }
-
-    std::unique_ptr<VertexIndex> index;
-};
+    return {to_capsule(std::move(keys), {rows, columns}, false, 32), to_capsule(std::move(table), {words}, false, 64)};
+}
 
 // Returns None where a feature is out of range.
 template <class T>
-std::unique_ptr<PendingIndex> index_points(Points<T> points, T limit, Matrix<int32_t> vertices, Matrix<T> barycentric,
-                                           int threads) {
-    auto pending = std::make_unique<PendingIndex>(points.num_points, points.d + 1, vertices, threads);
-    nb::gil_scoped_release release;
-    const bool fits = point_kernels<T>().index_points(points, limit, *pending->index, barycentric.data);
-    return fits ? std::move(pending) : nullptr;
+std::optional<std::pair<nb::object, nb::object>> index_points(Points<T> points, T limit, Matrix<int32_t> vertices,
+                                                              Matrix<T> barycentric, int threads) {
+    VertexIndex index(points.num_points, points.d + 1, vertices.data, threads);
+    bool fits;
+    {
+        nb::gil_scoped_release release;
+        fits = point_kernels<T>().index_points(points, limit, index, barycentric.data);
+    }
+    if (!fits) return std::nullopt;
+    return finish(index);
 }
 
-std::unique_ptr<PendingIndex> index_given_keys(Matrix<const int32_t> keys, Matrix<int32_t> inverse, int threads) {
-    auto pending = std::make_unique<PendingIndex>(keys.num_rows, 1, inverse, threads);
-    nb::gil_scoped_release release;
-    index_keys(*pending->index, keys.data, keys.num_channels);
-    return pending;
-}
-
-std::unique_ptr<PendingIndex> index_parents_of(Matrix<const int32_t> keys, Matrix<int32_t> parents, int threads) {
-    auto pending = std::make_unique<PendingIndex>(2 * keys.num_rows, 1, parents, threads);
-    nb::gil_scoped_release release;
-    index_parents(*pending->index, keys.data, keys.num_rows, keys.num_channels);
-    return pending;
+// Numbers the keys that `number` makes of each row, one or two.
+template <void (*number)(VertexIndex&, const int32_t*, int64_t)>
+std::pair<nb::object, nb::object> index_rows(Matrix<const int32_t> keys, Matrix<int32_t> numbers, int threads) {
+    VertexIndex index(keys.num_rows * numbers.num_channels, 1, numbers.data, threads);
+    {
+        nb::gil_scoped_release release;
+        number(index, keys.data, keys.num_channels);
+    }
+    return finish(index);
 }
 
 template <class T>
@@ -219,13 +218,8 @@ NB_MODULE(_native, module) {
     module.def("kept_memory", &kept_memory, "Return the bytes that are free, but not returned to the system.");
     module.def("kept_memory_limit", &kept_memory_limit);
     module.def("limit_kept_memory", &limit_kept_memory, "limit"_a);
-    nb::class_<PendingIndex>(module, "PendingIndex",
-                             "Numbered vertices; `finish` writes their keys and the table, once.")
-        .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
-        .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
-        .def("finish", &PendingIndex::finish);
-    module.def("index_keys", &index_given_keys);
-    module.def("index_parents", &index_parents_of);
+    module.def("index_keys", &index_rows<index_keys>);
+    module.def("index_parents", &index_rows<index_parents>);
     module.def("find_neighbors", &find_neighbors, ReleaseGil());
     module.def("transpose_neighbors", &transpose_neighbors, ReleaseGil());
     bind_kernels<float>(module, "float32");

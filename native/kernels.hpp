@@ -113,8 +113,7 @@ struct SmoothEquations {
     K(barycentric_gradient, void,                                                                                     \
       (Matrix<const T> values, Matrix<const T> lattice_values, Simplices<T> simplices, Matrix<T> out, int threads))   \
     K(slice_planes, void, (Matrix<const T> lattice_values, Simplices<T> simplices, Matrix<T> out, int threads))       \
-    K(splat_largest, void,                                                                                            \
-      (Matrix<const T> values, Simplices<T> simplices, Matrix<T> out, Matrix<int32_t> winners, int threads))          \
+    K(find_largest, void, (Matrix<const T> values, Simplices<T> simplices, Matrix<int32_t> winners, int threads))     \
     K(blur, void,                                                                                                     \
       (Matrix<const T> lattice_values, NeighborTable axis_neighbors, bool reverse, Matrix<T> out, int threads))       \
     K(filter_gaussian, void,                                                                                          \

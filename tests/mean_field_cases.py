@@ -9,7 +9,7 @@ from torch import Tensor
 
 from permutohedral.ops import reference
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import PairwiseTables
+from permutohedral.ops.contract import FieldPlan, PairwiseTables
 
 
 def kernel_over(
@@ -74,14 +74,13 @@ def marginals_and_gradients(
     """
     wanted = torch.randn(energies.shape, dtype=torch.float64)
     moved = [move(kernel, device) for kernel in kernels]
-    given = energies.to(device), None if start is None else start.to(device), moved, steps
-    logits, kept = backend.mean_field(*given, True)
+    given = energies.to(device), None if start is None else start.to(device)
+    plan = FieldPlan(moved, steps, True)
+    logits, kept = backend.mean_field(*given, plan)
     marginals = torch.softmax(logits.double(), dim=1).cpu()
     to_logits = marginals * (wanted - (marginals * wanted).sum(dim=1, keepdim=True))
-    given_inputs, plan, needed = given[:2], given[2:], (True,) * (2 + len(kernels))
-    to_energies, to_start, *to_kernels = backend.mean_field_backward(
-        to_logits.to(device), given_inputs, kept, needed, *plan, True
-    )
+    needed = (True,) * (2 + len(kernels))
+    to_energies, to_start, *to_kernels = backend.mean_field_backward(to_logits.to(device), given, kept, needed, plan)
     inputs = [energies.double(), *([] if start is None else [start.double()])]
     parameters = [
         torch.tensor(kernel.factor, dtype=torch.float64) if kernel.costs is None else kernel.costs.double()

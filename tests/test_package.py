@@ -29,47 +29,40 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(ph.__file__).parent
 
 
-def loaded_by(*statements: str) -> set[str]:
-    """Return the names of the modules that the statements load in a fresh interpreter."""
-    program = "; ".join([*statements, "import sys, json; print(json.dumps(sorted(sys.modules)))"])
+def loaded_by(*steps: str) -> list[set[str]]:
+    """Return the names of the modules that each step loads, one after another in a fresh interpreter."""
+    report = "print(json.dumps(sorted(sys.modules)))"
+    program = "\n".join(["import sys, json", *(line for step in steps for line in (step, report))])
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(json.loads(output.stdout))
+    loaded = [set(json.loads(line)) for line in output.stdout.splitlines()]
+    return [each - before for each, before in zip(loaded, [set(), *loaded], strict=False)]
 
 
 @pytest.mark.process
-def test_public_names_load_no_backend() -> None:
-    before = loaded_by("import torch, numpy")
-    after = loaded_by("import permutohedral", "[getattr(permutohedral, name) for name in permutohedral.__all__]")
-    ours = {name for name in after if name.split(".")[0] == "permutohedral"}
-    others = {name.split(".")[0] for name in after - before - ours}
-    assert others <= sys.stdlib_module_names | {"torch", "numpy"}
-    assert "permutohedral.dask" not in ours
+def test_public_names_are_imported_lazily_and_load_no_backend() -> None:
+    _, listed, loaded, _ = loaded_by(
+        "import torch, numpy",
+        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); assert not hasattr(ph, 'absent')",
+        "[getattr(ph, name) for name in ph.__all__]",
+        "from permutohedral import *; bilateral_filter; nn.GaussianFilter; ph.filters.steps.splat; "
+        "ph.splat = 1; ph.slice; assert ph.splat == 1",
+    )
+    assert "permutohedral.nn" not in listed
+    ours = {name for name in loaded if name.split(".")[0] == "permutohedral"}
+    assert {name.split(".")[0] for name in loaded - ours} <= sys.stdlib_module_names | {"torch", "numpy"}
     assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
+    assert "permutohedral.dask" not in ours
     # these take longer to load than everything else together
-    assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
+    assert not {"torch._dynamo", "torch._inductor", "triton"} & loaded
 
 
 @pytest.mark.process
 def test_jobs_on_files_are_imported_lazily() -> None:
-    loaded = loaded_by("import permutohedral as ph; assert set(ph.apps.__all__) <= set(dir(ph.apps))")
-    assert not {"torch", "PIL", "permutohedral.apps.jobs.filter_image"} & loaded
-    assert {"PIL", "permutohedral.apps.jobs.filter_image"} <= loaded_by(
-        "import permutohedral as ph; ph.apps.filter_image"
+    listed, loaded = loaded_by(
+        "import permutohedral as ph; assert set(ph.apps.__all__) <= set(dir(ph.apps))", "ph.apps.filter_image"
     )
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); "
-        "assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
-        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.filters.steps.splat",
-        "from permutohedral import *; bilateral_filter; nn",
-    ],
-)
-def test_public_names_are_imported_lazily(statement: str) -> None:
-    loaded_by(statement)
+    assert not {"torch", "PIL", "permutohedral.apps.jobs.filter_image"} & listed
+    assert {"PIL", "permutohedral.apps.jobs.filter_image"} <= loaded
 
 
 def test_type_checkers_see_the_public_names() -> None:

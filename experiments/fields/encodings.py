@@ -19,7 +19,8 @@ def level_resolutions(levels: int, coarsest: float, finest: float, axes: Tensor)
 
     Args:
         levels: number of levels.
-        coarsest, finest: resolution of the first and the last level.
+        coarsest: resolution of the first level.
+        finest: resolution of the last level.
         axes: `[d]`, factors of the resolution of each axis.
     """
     steps = torch.linspace(math.log(coarsest), math.log(finest), levels, dtype=torch.float64).exp()

@@ -284,16 +284,16 @@ def build_model(config: InvarianceConfig) -> LeNet:
 def run(config: InvarianceConfig, options: RunOptions) -> Outcome:
     """Train and evaluate one row."""
     model = build_model(config).to(options.device)
-    digits = (part[: config.train_images].to(options.device) for part in load_digits("train", options.data))
-    batches = Batches(*digits, [config.seed], config.training.batch_size, Sampling("pixels"))
+    images, labels = (part[: config.train_images].to(options.device) for part in load_digits("train", options.data))
+    batches = Batches(images, labels, [config.seed], config.training.batch_size, Sampling("pixels"))
 
     def loss(step: int) -> Tensor:
-        values, _, [labels] = batches(step)
+        values, _, [right] = batches(step)
         if config.augmentation:
             amounts = config.augmentation * (2 * torch.rand(len(values), device=values.device) - 1)
             values = transform(values.reshape(-1, SIZE, SIZE), config.transformation, amounts).reshape(values.shape)
         scores = model.level_scores(values) if isinstance(model, InvariantLeNet) else model(values)[:, None]
-        return level_loss(scores, labels)
+        return level_loss(scores, right)
 
     seconds = {"training": fit(model, loss, config.training, options, checkpoint_folder(config, options))}
     started = time.perf_counter()

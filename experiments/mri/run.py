@@ -124,7 +124,8 @@ def centered_grid(size: int, step: float = 1.0) -> Tensor:
 
 def centered_inverse(spectrum: Tensor) -> Tensor:
     """Return the inverse Fourier transform of the last two axes, whose origins are in the middle."""
-    return torch.fft.fftshift(torch.fft.ifft2(torch.fft.ifftshift(spectrum, dim=(-2, -1))), dim=(-2, -1))
+    image: Tensor = torch.fft.ifft2(torch.fft.ifftshift(spectrum, dim=(-2, -1)))
+    return torch.fft.fftshift(image, dim=(-2, -1))
 
 
 class KaiserBesselGridding:

@@ -140,15 +140,13 @@ def test_a_smoke_run_leaves_results_and_a_report(name: str, tmp_path: Path, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", [name for name in REGISTRY if name not in ("features", "grids")])
 def test_an_interrupted_training_ends_like_an_uninterrupted_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = quick(name)
     experiment = load_experiment(name)
     [config] = experiment.choose_rows(rows[-1:], smoke=True)
-    if config.training is None:
-        pytest.skip("no row is trained")
     config = replace(config, training=replace(config.training, steps=4))
     straight = RunOptions(tmp_path / "straight", SAMPLE, "cpu")
     killed = replace(straight, output=tmp_path / "killed", resume=True)
@@ -290,18 +288,15 @@ def test_a_failing_row_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_prints_the_command_that_continues(jobs: str, tmp_path: Path) -> None:
-    options = ["--smoke", "--jobs", jobs, "--device", "cpu", "--output", str(tmp_path)]
+def test_ctrl_c_prints_the_command_that_continues(tmp_path: Path) -> None:
+    options = ["--smoke", "--jobs", "2", "--device", "cpu", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "experiments", "fields", *options]
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
-    # the first line of progress, or the first finished row
-    first = process.stderr.readline()
+    assert "1 of 9" in process.stderr.readline()
     os.killpg(process.pid, signal.SIGINT)
     _, rest = process.communicate(timeout=60)
-    assert "%" in first or "1 of" in first
     last = rest.splitlines()[-1]
     assert last == f"interrupted; to continue: python -m experiments fields {' '.join(options)} --resume"
     assert "Traceback" not in rest

@@ -174,7 +174,8 @@ void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
     index.merge();
 }
 
-void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
+void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
+    const int64_t num_vertices = index.num_points / 2;
     const Memory memory(sizeof(int32_t) * 2 * num_vertices * num_columns);
     int32_t* parents = as<int32_t>(memory);
     parallel_ranges(index.threads, num_vertices, parents_per_task, [&](int64_t begin, int64_t end, int) {

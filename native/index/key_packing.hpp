@@ -3,6 +3,9 @@
 // A key has 1 + d columns: the batch item and d coordinates c_0 .. c_{d-1}. Each column gives one digit: the item, c_0,
 // and (c_0 - c_i) / (d+1) for i >= 1. These are integers, since the coordinates of a vertex are congruent modulo d+1.
 // The digits are then reduced to smaller ranges (digit_reduction.hpp).
+// The hash table of GPUs has other digits, the quotients q_i = floor(c_i / (d+1)), and next to them the corner they share,
+// c_i mod (d+1). A key has a code as soon as its own quotients are known. The differences here need no corner, so that an
+// offset is one number to add, whatever the key; there it may carry from the corner into all quotients.
 // A digit that takes n values from its lowest to its highest gets the bits for n + 2 margin values, with an empty
 // margin on both sides. Adding an offset of at most the margin to a key in the range, or within the margin around it,
 // gives either the right packed key or one with a digit in an empty margin, which equals no key that occurs: no carry

@@ -2,8 +2,6 @@
 #include "index/neighbors.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <vector>
 
 #include "index/key_packing.hpp"
@@ -60,7 +58,8 @@ struct NeighborQuery {
     int64_t num_targets;
     const int32_t* offsets;  // [filter_size, d]
     int64_t filter_size;
-    bool same;
+    const int64_t*
+        opposite;  // [filter_size], the tap of the negative offset; null unless the targets are the table's keys
 };
 
 struct Tap {
@@ -169,20 +168,15 @@ void search_unpacked(const LookupTable& table, const NeighborQuery& query, const
 // offset exactly if a is b's along the opposite one.
 std::vector<Tap> plan_taps(const LookupTable& table, const NeighborQuery& query) {
     const int64_t d = table.packing.num_columns - 1;
-    std::map<std::vector<int32_t>, int64_t> by_offset;
     std::vector<Tap> taps;
-    std::vector<int32_t> offset(d);
     for (int64_t k = 0; k < query.filter_size; ++k) {
         Tap tap{k, -1, false, std::vector<uint64_t>(table.packing.num_words)};
+        // the margins are symmetric, so this also holds for the opposite tap
         tap.packable = pack_offset(table.packing, query.offsets + k * d, tap.addend.data());
-        for (int64_t column = 0; column < d; ++column) offset[column] = -query.offsets[k * d + column];
-        const auto opposite = by_offset.find(offset);
-        if (query.same && tap.packable && opposite != by_offset.end() && taps[opposite->second].partner < 0) {
-            taps[opposite->second].partner = k;
-            continue;
+        if (query.opposite != nullptr && tap.packable) {
+            if (query.opposite[k] < k) continue;
+            if (query.opposite[k] > k) tap.partner = query.opposite[k];
         }
-        for (int32_t& component : offset) component = -component;
-        by_offset[offset] = int64_t(taps.size());
         taps.push_back(std::move(tap));
     }
     // those that can walk together come first
@@ -192,7 +186,7 @@ std::vector<Tap> plan_taps(const LookupTable& table, const NeighborQuery& query)
 
 PackedTargets pack_targets(const LookupTable& table, const NeighborQuery& query, Memory& packed, Memory& valid,
                            int threads) {
-    if (query.same) return {table.packed, nullptr};
+    if (query.opposite != nullptr) return {table.packed, nullptr};
     const int64_t columns = table.packing.num_columns, words = table.packing.num_words;
     packed = Memory(sizeof(uint64_t) * query.num_targets * words);
     valid = Memory(query.num_targets);
@@ -211,9 +205,10 @@ PackedTargets pack_targets(const LookupTable& table, const NeighborQuery& query,
 }  // namespace
 
 void find_neighbors(View<const int64_t, 1> words, Matrix<const int32_t> target_keys, Matrix<const int32_t> offsets,
-                    bool same, Matrix<int32_t> neighbors, int threads) {
+                    std::optional<View<const int64_t, 1>> opposite, Matrix<int32_t> neighbors, int threads) {
     const LookupTable table = view_lookup_table(words.data, words.shape[0]);
-    const NeighborQuery query{target_keys.data, target_keys.num_rows, offsets.data, offsets.num_rows, same};
+    const NeighborQuery query{target_keys.data, target_keys.num_rows, offsets.data, offsets.num_rows,
+                              opposite ? opposite->data : nullptr};
     Memory packed, valid;
     const PackedTargets targets = pack_targets(table, query, packed, valid, threads);
     const std::vector<Tap> taps = plan_taps(table, query);
@@ -223,7 +218,7 @@ void find_neighbors(View<const int64_t, 1> words, Matrix<const int32_t> target_k
     });
     const int64_t blocks = divide_up(query.num_targets, targets_per_task);
     const int64_t near = std::count_if(taps.begin(), taps.end(), [](const Tap& tap) { return tap.packable; });
-    const bool walks = query.same && table.order == nullptr && table.packing.num_words == 1;
+    const bool walks = query.opposite != nullptr && table.order == nullptr && table.packing.num_words == 1;
     const int64_t walkable = walks ? near : 0, groups = divide_up(walkable, taps_at_once);
     parallel_for(threads, (groups + int64_t(taps.size()) - walkable) * blocks, [&](int64_t task, int) {
         const int64_t begin = task % blocks * targets_per_task, group = task / blocks;

@@ -155,7 +155,7 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     ops = bind_on_lattice(lattice_values, fine, fine.source)
     rows, leading = lattice_to_rows(lattice_values)
     check_rows(coarse.num_lattice_points, rows.shape[1], rows)
-    return unfold(ops.splat_largest(rows, tables.parents, coarse.num_lattice_points)[0], leading)
+    return unfold(ops.splat_largest(rows, tables.parents, coarse.num_lattice_points), leading)
 
 
 def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:

@@ -35,8 +35,18 @@ def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
 
 
 numbers = st.integers(-2, 4) | st.sampled_from([2.5, float("nan"), 10**6, 2**70])
-choices = st.sampled_from([*NORMALIZATIONS, "lattice", "dense", "", "other"])
-sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
+normalizations = st.just("homogeneous") | st.sampled_from(NORMALIZATIONS) | st.sampled_from(["", "other", "lattice"])
+methods = st.just("lattice") | st.sampled_from(["dense", "exact", "auto"]) | st.sampled_from(["", "other"])
+sigmas = st.just(0.5) | st.just(2.0) | st.sampled_from([0.0, -1.0, float("nan"), float("inf"), 1e-300])
+
+
+@st.composite
+def points(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Draw values and features, most of which fit."""
+    features, values = draw(tensors(2, 3)), draw(tensors())
+    if draw(st.integers(0, 3)):
+        values = torch.ones(*features.shape[:-1], draw(st.integers(1, 3)), dtype=features.dtype, device=features.device)
+    return values, features
 
 
 def assert_result(outcome: Outcome, like: Tensor | None = None, ones: bool = False) -> None:
@@ -72,7 +82,9 @@ def test_build_lattice(
 
 
 @often
-@given(values=tensors(), features=tensors(2, 3), weight=tensors(1, 3), size=st.integers(0, 2), normalization=choices)
+@given(
+    values=tensors(), features=tensors(2, 3), weight=tensors(1, 3), size=st.integers(0, 2), normalization=normalizations
+)
 def test_permutohedral_filter(
     backend: str, values: Tensor, features: Tensor, weight: Tensor, size: int, normalization: Any
 ) -> None:
@@ -85,10 +97,11 @@ def test_permutohedral_filter(
 
 
 @often
-@given(values=tensors(), features=tensors(2, 3), normalization=choices, method=choices, halo=numbers)
+@given(given=points(), normalization=normalizations, method=methods, halo=st.sampled_from([0, 0, 1]) | numbers)
 def test_gaussian_filter(
-    backend: str, values: Tensor, features: Tensor, normalization: Any, method: Any, halo: Any
+    backend: str, given: tuple[Tensor, Tensor], normalization: Any, method: Any, halo: Any
 ) -> None:
+    values, features = given
     outcome = outcome_of(
         lambda: [ph.gaussian_filter(values, features, None, normalization=normalization, method=method, halo=halo)],
         backend,
@@ -97,7 +110,7 @@ def test_gaussian_filter(
 
 
 @often
-@given(image=tensors(), guide=st.none() | tensors(), space=sigmas, color=sigmas, method=choices)
+@given(image=tensors(), guide=st.none() | tensors(), space=sigmas, color=sigmas, method=methods)
 def test_bilateral_filter(
     backend: str, image: Tensor, guide: Tensor | None, space: float, color: float, method: Any
 ) -> None:

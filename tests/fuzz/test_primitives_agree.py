@@ -63,19 +63,20 @@ def test_index_keys(data: st.DataObject, columns: int, threads: int, backend: st
 def test_find_neighbors(data: st.DataObject, columns: int, size: int, threads: int, backend: str) -> None:
     """Sources, targets and offsets that have nothing to do with each other, or all."""
     primitives = dispatch._by_name(backend).load()
-    offsets = Neighborhood(columns - 1, min(size, 1) if columns > 4 else size).offsets(DEVICE)
+    neighborhood = Neighborhood(columns - 1, min(size, 1) if columns > 4 else size)
+    offsets, opposite = neighborhood.offsets(DEVICE), None
     source = data.draw(key_rows(columns))
     with forced_threads(backend, threads):
         keys, _, table = primitives.index_keys(source)
     if data.draw(st.booleans()):
-        target = keys
+        target, opposite = keys, neighborhood.opposite(DEVICE)
     else:
         target = torch.cat([data.draw(key_rows(columns, vertices=False)), keys])
         target[:, 1:] += offsets[data.draw(st.integers(0, len(offsets) - 1))]
     if data.draw(st.booleans()):
         table = table[:0]
     with forced_threads(backend, threads):
-        found = primitives.find_neighbors(keys, table, target, offsets)
+        found = primitives.find_neighbors(keys, table, target, offsets, opposite)
     empty = torch.empty(0, dtype=torch.int64, device=DEVICE)
     assert torch.equal(found, reference.find_neighbors(keys, empty, target, offsets))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
 from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import blur_gain, transpose_weight
+from permutohedral.ops.contract import FieldPlan, blur_gain, transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
 weight_gradient = pytest.importorskip(
@@ -45,12 +45,12 @@ def test_lattice(points: int, d: int, dtype: torch.dtype) -> None:
     assert len(keys) == len(torch.unique(keys, dim=0))
     assert_near(barycentric.cpu()[same], expected_barycentric[same], tolerance)
     if d <= 6:
-        offsets = Neighborhood(d, 1).offsets("cuda")
-        found = kernels.find_neighbors(keys, table, keys, offsets)
+        offsets, opposite = Neighborhood(d, 1).offsets("cuda"), Neighborhood(d, 1).opposite("cuda")
+        found = kernels.find_neighbors(keys, table, keys, offsets, opposite)
         assert torch.equal(found.cpu(), reference.find_neighbors(keys.cpu(), nothing, keys.cpu(), offsets.cpu()))
         assert torch.equal(found, kernels.find_neighbors(keys, nothing.cuda(), keys, offsets))
-        assert torch.equal(found, kernels.find_neighbors(keys, table, keys.clone(), offsets))
-        assert torch.equal(kernels.transpose_neighbors(found, Neighborhood(d, 1).opposite("cuda"), len(keys)), found)
+        assert torch.equal(found, kernels.find_neighbors(keys, table, keys, offsets))
+        assert torch.equal(kernels.transpose_neighbors(found, opposite, len(keys)), found)
     unique_keys, inverse, _ = kernels.index_keys(at_corners.flatten(0, 1))
     assert torch.equal(unique_keys[inverse.long()], at_corners.flatten(0, 1))
     assert len(unique_keys) == len(keys)
@@ -59,8 +59,10 @@ def test_lattice(points: int, d: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("points", "scale"), [(50_000, 3.0), (300_000, 0.05), (300_000, 40.0)])
 def test_lattice_and_neighbors_in_one_call(points: int, scale: float) -> None:
     """Few lattice points, very few, which go to a smaller table, and more than room was made for."""
-    features, offsets = scale * torch.randn(points, 3, device="cuda"), Neighborhood(3, 1).offsets("cuda")
-    keys, vertices, _, table, neighbors = kernels.index_with_neighbors(features, None, offsets, lambda number: None)
+    features, neighborhood = scale * torch.randn(points, 3, device="cuda"), Neighborhood(3, 1)
+    offsets, opposite = neighborhood.offsets("cuda"), neighborhood.opposite("cuda")
+    found = kernels.index_with_neighbors(features, None, offsets, opposite, lambda number: None)
+    keys, vertices, _, table, neighbors = found
     expected_keys, expected_vertices, *_ = kernels.index_points(features, None)
     assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
     assert len(keys) == len(expected_keys)
@@ -158,15 +160,15 @@ def test_derivatives_of_the_weights(d: int, dtype: torch.dtype) -> None:
 def test_lattices_are_independent_of_earlier_calls() -> None:
     """Of as many points as the one before, but of far more and of far fewer lattice points."""
     features = torch.randn(50_000, 3, dtype=torch.float64, device="cuda")
-    offsets = Neighborhood(3, 1).offsets("cuda")
+    offsets, opposite = Neighborhood(3, 1).offsets("cuda"), Neighborhood(3, 1).opposite("cuda")
     for scale in (1.0, 1.0, 30.0, 30.0, 0.01, 4.0):
         keys, vertices, _, table = kernels.index_points(scale * features, None)
         expected_keys, expected_vertices, _, nothing = reference.index_points((scale * features).cpu(), None)
         assert len(keys) == len(expected_keys)
         assert torch.equal(keys[vertices.long()].cpu(), expected_keys[expected_vertices.long()])
         expected = reference.find_neighbors(keys.cpu(), nothing, keys.cpu(), offsets.cpu())
-        for targets in (keys, keys.clone()):
-            assert torch.equal(kernels.find_neighbors(keys, table, targets, offsets).cpu(), expected)
+        for taps in ((offsets,), (offsets, opposite)):
+            assert torch.equal(kernels.find_neighbors(keys, table, keys, *taps).cpu(), expected)
 
 
 def test_deterministic_mode_is_bitwise_reproducible() -> None:
@@ -219,7 +221,7 @@ def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
     energies, tables = field(labels, 2000, dtype, with_costs)
     on_gpu = [move(kernel, "cuda") for kernel in tables]
     for some in (slice(0, 2), slice(2, 3), slice(0, 3)):
-        found, _ = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3, False)
+        found, _ = kernels.mean_field(energies.cuda(), None, FieldPlan(on_gpu[some], 3, False))
         # the logits grow with the number of points, and their rounding errors with them
         assert_near(found, defined(energies, None, tables[some], 3), 20 * L2_TOLERANCE[dtype])
 

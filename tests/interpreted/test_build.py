@@ -18,7 +18,7 @@ from permutohedral.apps.models.network import PermutohedralBlock
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.triton import BACKEND as kernels
 
@@ -30,11 +30,10 @@ def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tens
     assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
     assert len(keys) == len(expected_keys)
     assert_close(barycentric, expected_barycentric)
-    # the first and its opposite, one whose opposite is left out, the centre
-    offsets = torch.nn.functional.pad(axis_offsets(features.shape[1])[:3], (0, 0, 0, 1))
+    offsets, opposite = axis_offsets(features.shape[1]), axis_opposite(features.shape[1])
     expected = reference.find_neighbors(keys, nothing, keys, offsets)
+    assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets, opposite), expected)
     assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets), expected)
-    assert torch.equal(kernels.find_neighbors(keys, table, keys.clone(), offsets), expected)
 
 
 @pytest.mark.parametrize(("dimension", "dtype"), [(1, torch.float64), (2, torch.float32), (5, torch.float32)])
@@ -149,9 +148,10 @@ def test_neighbors_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opposite taps looked up as one."""
     monkeypatch.setattr(search, "_WORTH_PAIRING", 1)
     keys, _, _, table = kernels.index_points(2 * torch.randn(30, 2), None)
-    offsets = torch.cat([Neighborhood(2, 1).offsets(), Neighborhood(2, 1).offsets()[3:4]])
-    expected = reference.find_neighbors(keys, table[:0], keys, offsets)
-    assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets), expected)
+    neighborhood = Neighborhood(2, 1)
+    expected = reference.find_neighbors(keys, table[:0], keys, neighborhood.offsets())
+    found = kernels.find_neighbors(keys, table, keys, neighborhood.offsets(), neighborhood.opposite())
+    assert torch.equal(found, expected)
 
 
 def test_transpose_neighbors() -> None:
@@ -182,7 +182,7 @@ def test_index_with_neighbors(rows: int, pairs: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(search, "_WORTH_PAIRING", pairs)
     features, batch = 3 * torch.randn(30, 3), torch.randint(0, 3, (30,), dtype=torch.int32)
     offsets = axis_offsets(3)
-    found = kernels.index_with_neighbors(features, batch, offsets, fits)
+    found = kernels.index_with_neighbors(features, batch, offsets, axis_opposite(3), fits)
     keys, *others, neighbors = found
     assert (len(keys) > lattice.expected_rows(30, 3)) == (rows == 7)
     assert_same_lattice((keys, *others), features, batch)
@@ -195,7 +195,7 @@ def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", 10)
     monkeypatch.setattr(lattice, "_FEW_DIMENSIONS", 0)
     features, offsets = torch.rand(200, 2), axis_offsets(2)
-    found = kernels.index_with_neighbors(features, None, offsets, fits)
+    found = kernels.index_with_neighbors(features, None, offsets, axis_opposite(2), fits)
     keys, *others, table, neighbors = found
     assert PackedTable(table).capacity < lattice.first_capacity(*features.shape)
     assert_same_lattice((keys, *others, table), features)
@@ -205,16 +205,17 @@ def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPa
 def test_index_with_neighbors_rejects_and_declines() -> None:
     # no points; too many dimensions; and keys that do not fit are packed in another way
     for features in (torch.randn(0, 2), torch.randn(40, 8), 1000 * torch.randn(40, 7).double()):
-        given = features, None, axis_offsets(features.shape[1]), fits
+        offsets = axis_offsets(features.shape[1])
+        given = features, None, offsets, axis_opposite(features.shape[1]), fits
         (line,) = ph.backends.explain_call(kernels.index_with_neighbors, *given).decisions
         assert line.startswith("index_with_neighbors: composed of primitives")
         keys, *others, neighbors = kernels.index_with_neighbors(*given)
         assert_same_lattice((keys, *others), features)
-        assert torch.equal(neighbors, reference.find_neighbors(keys, others[-1][:0], keys, given[2]))
-    features, offsets = torch.randn(40, 2), axis_offsets(2)
+        assert torch.equal(neighbors, reference.find_neighbors(keys, others[-1][:0], keys, offsets))
+    features = torch.randn(40, 2)
     features[7] = float("nan")
     with pytest.raises(FeatureRangeError):
-        kernels.index_with_neighbors(features, None, offsets, fits)
+        kernels.index_with_neighbors(features, None, axis_offsets(2), axis_opposite(2), fits)
 
 
 def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:

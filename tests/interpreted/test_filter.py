@@ -17,7 +17,7 @@ import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
-from permutohedral.ops.contract import PairwiseTables, blur_gain
+from permutohedral.ops.contract import FieldPlan, PairwiseTables, blur_gain
 from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.triton import BACKEND as kernels
 
@@ -298,7 +298,7 @@ def test_mean_field_beyond_32_bits(labels: int, power: float) -> None:
 
     def run(vertices: torch.Tensor, barycentric: torch.Tensor) -> torch.Tensor:
         pairwise = PairwiseTables(vertices, barycentric, axes, power, power, None, 0.3, False)
-        found = kernels.mean_field(energies, None, [pairwise], 2, False)
+        found = kernels.mean_field(energies, None, FieldPlan([pairwise], 2, False))
         return found[0]
 
     assert_close(run(far_apart(near), far_apart(weights)), run(near, weights))

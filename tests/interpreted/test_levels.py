@@ -114,21 +114,17 @@ def test_largest(dtype: torch.dtype, vertices: Tensor) -> None:
     found = []
     for backend in ("reference", "triton"):
         with use_backend(backend):
-            found.append(bind(torch.empty(0)).splat_largest(values, vertices, 6))
-    (expected, expected_winners), (most, winners) = found
-    assert torch.equal(most.isnan(), expected.isnan())
-    assert torch.equal(most.nan_to_num(), expected.nan_to_num())
-    assert torch.equal(winners, expected_winners)
+            found.append(bind(torch.empty(0)).find_largest(values, vertices, 6))
+    assert torch.equal(*found)
 
 
 def test_the_largest_on_lattices_without_room_for_all() -> None:
     """Lattice points beyond the last row are left out, as in splat and slice."""
     values = torch.randn(len(FEW), 3)
     with use_backend("triton"):
-        whole, winners = bind(torch.empty(0)).splat_largest(values, FEW, 5)
-        part, part_winners = bind(torch.empty(0)).splat_largest(values, FEW, 2)
+        whole = bind(torch.empty(0)).find_largest(values, FEW, 5)
+        part = bind(torch.empty(0)).find_largest(values, FEW, 2)
     assert torch.equal(part, whole[:2])
-    assert torch.equal(part_winners, winners[:2])
 
 
 def test_a_pyramid_of_nothing() -> None:

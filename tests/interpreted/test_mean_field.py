@@ -14,14 +14,14 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.compat.pydensecrf import densecrf
-from permutohedral.ops.contract import PairwiseTables
+from permutohedral.ops.contract import FieldPlan, PairwiseTables
 from permutohedral.ops.dispatch import use as use_backend
 from permutohedral.ops.triton import BACKEND as kernels
 
 
 def run_field(energies: Tensor, start: Tensor | None, tables: list[PairwiseTables], steps: int) -> Tensor:
     """The marginals that the kernels compute."""
-    result = kernels.mean_field(energies, start, tables, steps, False)
+    result = kernels.mean_field(energies, start, FieldPlan(tables, steps, False))
     return result[0]
 
 
@@ -97,7 +97,7 @@ def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
 
 def test_declines_more_labels_than_a_tile_holds() -> None:
     _, tables = field(3, 20, torch.float32, False)
-    given = torch.randn(2, 257, 20), None, tables[:1], 2, False
+    given = torch.randn(2, 257, 20), None, FieldPlan(tables[:1], 2, False)
     assert "at most 256 labels, got 257" in str(ph.backends.explain_call(kernels.mean_field, *given))
 
 

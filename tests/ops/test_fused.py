@@ -17,7 +17,7 @@ import permutohedral as ph
 from permutohedral.guided.grids import Grids
 from permutohedral.guided.solver import CellMeans
 from permutohedral.ops.backend import Backend
-from permutohedral.ops.contract import FilterTables
+from permutohedral.ops.contract import FieldPlan, FilterTables
 from permutohedral.ops.dispatch import backend_on
 from permutohedral.ops.items import ItemRows, ItemsNorm
 from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, Smoothness
@@ -49,7 +49,7 @@ def filter_learned(dtype: torch.dtype, by_density: bool = True) -> tuple[Any, ..
 def mean_field(dtype: torch.dtype) -> tuple[Any, ...]:
     torch.manual_seed(0)
     energies, kernels = field(3, 40, dtype, with_costs=True)
-    return energies.to(DEVICE), None, [move(each, DEVICE.type) for each in kernels], 2, False
+    return energies.to(DEVICE), None, FieldPlan([move(each, DEVICE.type) for each in kernels], 2, False)
 
 
 def normalize_items(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -66,6 +66,7 @@ def slice_planes(dtype: torch.dtype) -> tuple[Any, ...]:
 def _smoothness(dtype: torch.dtype, extents: tuple[int, int]) -> tuple[ph.Lattice, Smoothness]:
     features = ph.features.bilateral(draw(3, *extents, dtype=dtype), sigma_space=4.0, sigma_color=0.5)
     lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
+    assert lattice.axis_neighbors is not None
     points, neighbors = lattice.num_lattice_points, AxisNeighbors(lattice.axis_neighbors, dtype)
     return lattice, Smoothness(neighbors, 0.5 + 0.1 * draw(points, 1, dtype=dtype).abs(), draw(points, 1, dtype=dtype))
 
@@ -92,7 +93,8 @@ def solve_smooth(
         cells = CellMeans(source.vertices, source.barycentric, points, Grids(size, extents, "area"))
         weights = 10 * draw(math.prod(size), channels, seed=1, dtype=dtype).abs()
         data = cells.gather(ops, weights)
-    diagonal = strength * smoothness.diagonal() + data + 1e-3
+    own = smoothness.mass - smoothness.scale.square() * len(smoothness.neighbors.rows)
+    diagonal = strength * own + data + 1e-3
     right = 1e3 * draw(points, channels, seed=2, dtype=dtype)
     right[:, -1] *= channels == 1
     matrix = SmoothEquations(smoothness, strength, data, diagonal, weights, cells)
@@ -130,10 +132,11 @@ def test_overrides_equal_their_definitions(name: str, backend: str, dtype: torch
 def test_index_with_neighbors(backend: str, dtype: torch.dtype) -> None:
     """Lattice points may be numbered in another order."""
     ops, features = backend_on(DEVICE.type), 3 * draw(60, 3, dtype=dtype)
-    offsets = ph.lattice.Neighborhood(3, 1).offsets(DEVICE)
+    neighborhood = ph.lattice.Neighborhood(3, 1)
+    taps = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
 
     def run(function: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-        keys, vertices, barycentric, _, neighbors = function(features, None, offsets, fits)
+        keys, vertices, barycentric, _, neighbors = function(features, None, *taps, fits)
         around = torch.where((neighbors >= 0)[:, :, None], keys[neighbors.clamp_min(0).long()], -1)
         return around[:, vertices.long()], barycentric
 

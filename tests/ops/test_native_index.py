@@ -14,7 +14,7 @@ from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops import reference
 from permutohedral.ops.backend import Backend
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 
 
 def corners_of(keys: Tensor, vertices: Tensor) -> Tensor:
@@ -31,9 +31,9 @@ def assert_cells_number_like_hashing(native: Backend, features: Tensor, batch: T
     hashed_keys, hashed_vertices, hashed_weights, _ = native.index_points(far, items)
     assert torch.equal(corners_of(keys, vertices), corners_of(hashed_keys, hashed_vertices)[:-1])
     assert torch.equal(barycentric, hashed_weights[:-1])
-    offsets = axis_offsets(features.shape[1])
+    offsets, opposite = axis_offsets(features.shape[1]), axis_opposite(features.shape[1])
     expected = reference.find_neighbors(keys, table, keys, offsets)
-    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
+    assert torch.equal(native.find_neighbors(keys, table, keys, offsets, opposite), expected)
     # in single precision the reference may round a point to another simplex
     if features.dtype == torch.float64:
         expected_keys, expected_vertices, _, _ = reference.index_points(features, batch)
@@ -137,10 +137,10 @@ def test_keys_that_need_several_words(native: Backend) -> None:
     keys, vertices, _, table = native.index_points(features, None)
     expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
     assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-    offsets = Neighborhood(6, 1).offsets()
-    expected = reference.find_neighbors(keys, table, keys, offsets)
+    taps = Neighborhood(6, 1).offsets(), Neighborhood(6, 1).opposite()
+    expected = reference.find_neighbors(keys, table, keys, *taps)
     assert (expected >= 0).sum() > len(keys)
-    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
+    assert torch.equal(native.find_neighbors(keys, table, keys, *taps), expected)
 
 
 def test_packing_looks_at_the_magnitude_of_each_column(native: Backend) -> None:
@@ -151,9 +151,9 @@ def test_packing_looks_at_the_magnitude_of_each_column(native: Backend) -> None:
     keys, vertices, _, table = native.index_points(features, batch)
     expected_keys, expected_vertices, _, _ = reference.index_points(features, batch)
     assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-    offsets = axis_offsets(3)
+    taps = axis_offsets(3), axis_opposite(3)
     assert torch.equal(
-        native.find_neighbors(keys, table, keys, offsets), reference.find_neighbors(keys, table, keys, offsets)
+        native.find_neighbors(keys, table, keys, *taps), reference.find_neighbors(keys, table, keys, *taps)
     )
 
 
@@ -175,12 +175,13 @@ def test_neighbors(native: Backend, dimension: int, size: int, points: int) -> N
     target = torch.randn(points // 3 * 2, dimension) * 2 + 1
     keys, _, _, table = native.index_points(source, None)
     target_keys, _, _, _ = native.index_points(target, None)
-    offsets = Neighborhood(dimension, size).offsets() if size < 10 else axis_offsets(dimension) * size
+    offsets, opposite = axis_offsets(dimension) * size, axis_opposite(dimension)
+    if size < 10:
+        offsets, opposite = Neighborhood(dimension, size).offsets(), Neighborhood(dimension, size).opposite()
     empty = torch.empty(0, dtype=torch.int64)
     shuffled = keys[torch.randperm(len(keys))]
     for from_keys, from_table, to_keys in [
         (keys, table, keys),
-        (keys, table, keys.clone()),
         (keys, table, target_keys),
         (keys, table, target_keys[torch.randperm(len(target_keys))]),
         (shuffled, empty, shuffled),
@@ -188,6 +189,8 @@ def test_neighbors(native: Backend, dimension: int, size: int, points: int) -> N
     ]:
         expected = reference.find_neighbors(from_keys, empty, to_keys, offsets)
         assert torch.equal(native.find_neighbors(from_keys, from_table, to_keys, offsets), expected)
+        if to_keys is from_keys:
+            assert torch.equal(native.find_neighbors(from_keys, from_table, to_keys, offsets, opposite), expected)
 
 
 def test_index_keys_rejects_keys_that_are_no_vertices(native: Backend) -> None:

@@ -63,7 +63,7 @@ class Sample:
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
             "slice": (self.lattice_values, self.vertices, self.barycentric),
-            "splat_largest": (self.values, self.vertices, len(self.keys)),
+            "find_largest": (self.values.detach(), self.vertices, len(self.keys)),
             "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
             "convolve": (self.lattice_values, self.weight, *tables),
             "convolve_without_reverse_table": (self.lattice_values, self.weight, *tables[:2], None, self.opposite),
@@ -99,14 +99,13 @@ VARIANTS = {
     "encode_along": "encode",
     "encode_backward_along": "encode_backward",
 }
-INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors"]
+INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors", "find_largest"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
     "index_points_in_batches",
     "splat",
     "slice",
-    "splat_largest",
     "barycentric_gradient",
     "convolve",
     "convolve_without_reverse_table",

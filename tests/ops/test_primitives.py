@@ -11,7 +11,6 @@ from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
 from permutohedral.lattice.neighborhood import Neighborhood
-from permutohedral.ops import operators
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
 from permutohedral.ops.constants import axis_offsets
@@ -170,13 +169,23 @@ def test_find_neighbors(primitives: Backend, dimension: int, size: int, random: 
     assert (without_table == neighbors).all()
 
 
+@pytest.mark.parametrize(("dimension", "size"), [(1, 3), (3, 1), (5, 1), (6, 1), (9, 1)])
+def test_opposite_taps_as_one(primitives: Backend, dimension: int, size: int, random: np.random.Generator) -> None:
+    keys, _, _, table = primitives.index_points(to_tensor(random.normal(size=(30, dimension))), None)
+    neighborhood = Neighborhood(dimension, size)
+    offsets, opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
+    found = primitives.find_neighbors(keys, table, keys, offsets, opposite)
+    assert (found == primitives.find_neighbors(keys, table, keys, offsets)).all()
+
+
 @pytest.mark.parametrize("dimension", [1, 3, 5])
 def test_neighbors_stay_in_their_item(primitives: Backend, dimension: int, random: np.random.Generator) -> None:
     """Every item holds the same points, so a lookup that forgets the item finds the same vertex in another."""
     features = to_tensor(np.tile(random.normal(size=(10, dimension)), (3, 1)))
     batch = to_tensor(np.repeat([0, 1, 5], 10), torch.int32)
     keys, _, _, table = primitives.index_points(features, batch)
-    neighbors = primitives.find_neighbors(keys, table, keys, Neighborhood(dimension, 1).offsets(DEVICE)).long()
+    taps = Neighborhood(dimension, 1).offsets(DEVICE), Neighborhood(dimension, 1).opposite(DEVICE)
+    neighbors = primitives.find_neighbors(keys, table, keys, *taps).long()
     tap, row = (neighbors >= 0).nonzero(as_tuple=True)
     assert (keys[neighbors[tap, row], 0] == keys[row, 0]).all()
     assert (neighbors[0] == torch.arange(len(keys), device=DEVICE)).all()
@@ -227,7 +236,9 @@ def test_the_largest_and_what_goes_back_to_it(
     values = random.integers(-3, 3, size=(points, channels)).astype(float)
     values[random.random(values.shape) < 0.05] = np.nan
     vertices = random.integers(0, 17, size=(points, corners))
-    largest, winners = primitives.splat_largest(to_tensor(values, dtype), to_tensor(vertices, torch.int32), 18)
+    leaf, corner = to_tensor(values, dtype).requires_grad_(), to_tensor(vertices, torch.int32)
+    winners = primitives.find_largest(leaf.detach(), corner, 18)
+    largest = Backend.splat_largest(primitives, leaf, corner, 18)
     gradient = random.normal(size=(18, channels))
     expected, first = np.zeros((18, channels)), np.full((18, channels), -1)
     back = np.zeros((points, channels))
@@ -239,11 +250,11 @@ def test_the_largest_and_what_goes_back_to_it(
             place = around[np.argmax(column)]
             expected[row, channel], first[row, channel] = values[place, channel], place
             back[place, channel] += gradient[row, channel]
-    np.testing.assert_array_equal(largest.cpu().double().numpy(), expected)
+    np.testing.assert_array_equal(largest.detach().cpu().double().numpy(), expected)
     np.testing.assert_array_equal(winners.cpu().numpy(), first)
-    sent = operators.give_to_winners(to_tensor(gradient, dtype), winners, points)
-    assert sent.dtype == dtype
-    assert_close(sent, back, dtype)
+    if points:
+        (sent,) = torch.autograd.grad(largest, leaf, to_tensor(gradient, dtype))
+        assert_close(sent, back, dtype)
 
 
 @pytest.mark.parametrize("dimension", [1, 3, 5])

@@ -37,10 +37,6 @@ import json, os, signal, sys
 
 import permutohedral.__main__ as program
 
-from permutohedral.apps import PointSegmenter
-
-from permutohedral.apps import PointSegmenter
-
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "os.chmod", "os.chown"}
 
 def run(folder, moment, arguments):

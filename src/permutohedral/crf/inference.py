@@ -19,7 +19,7 @@ from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.backend import Backend, report_declined
 from permutohedral.ops.binding import bind
-from permutohedral.ops.contract import accumulation_dtype, energies_error
+from permutohedral.ops.contract import FieldPlan, accumulation_dtype, energies_error
 from permutohedral.ops.mean_field import allow_labels, finite_logarithm, scores_of, softmax
 from permutohedral.ops.tracing import is_traced, wants_gradient
 
@@ -278,5 +278,5 @@ def _run_undamped(
     # backends also copy the energies
     check_rows(rows + layout.num_items * layout.points, layout.labels, tables[0].barycentric)
     planes = layout.to_planes(energies), None if start is None else layout.to_planes(start)
-    found, _ = ops.mean_field(*planes, tables, steps, logarithms)
+    found, _ = ops.mean_field(*planes, FieldPlan(tables, steps, logarithms))
     return torch.log_softmax(found, dim=1) if logarithms else found

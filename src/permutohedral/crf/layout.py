@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permutohedral.crf.kernels import Kernel
 from permutohedral.errors import InputError
-from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
+from permutohedral.lattice.tensors import check_tensor, reject_torchscript
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FieldLayout:
 
 def field_layout(energies: Tensor, kernels: Sequence[Kernel]) -> FieldLayout:
     """Return the layout of energies, or raise if they do not match the kernels."""
-    refuse_torchscript()
+    reject_torchscript()
     check_tensor("energies", energies)
     if not energies.is_floating_point():
         raise InputError(f"energies must be floating, got {energies.dtype}; convert with .float()")

@@ -24,7 +24,7 @@ from permutohedral.dask.workers import check_chunk_fits, check_merge_fits, limit
 from permutohedral.errors import InputError
 from permutohedral.lattice.memory import new_tensor
 from permutohedral.ops.binding import bind
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
 
 # lattices merged per task; each lattice point is looked up once on every level of the tree
@@ -123,9 +123,10 @@ class LatticeIndex(NamedTuple):
     keys: NDArray[np.int32]
     table: NDArray[np.generic]
 
-    def find(self, keys: Tensor, offsets: Tensor) -> Tensor:
+    def find(self, keys: Tensor, offsets: Tensor, opposite: Tensor | None = None) -> Tensor:
         """Return the rows of `keys` plus each offset, -1 where there are none: `[offsets, keys]`."""
-        return bind(keys).find_neighbors(torch.from_numpy(self.keys), torch.from_numpy(self.table), keys, offsets)
+        tables = torch.from_numpy(self.keys), torch.from_numpy(self.table)
+        return bind(keys).find_neighbors(*tables, keys, offsets, opposite)
 
 
 def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
@@ -166,7 +167,7 @@ def blur_part(part: Part) -> tuple[LatticeIndex, Array]:
     ordered = torch.empty_like(sums)
     ordered[rows.long()] = sums
     dimension = keys.shape[1] - 1
-    neighbors = index.find(keys, axis_offsets(dimension))
+    neighbors = index.find(keys, axis_offsets(dimension), axis_opposite(dimension))
     return index, _to_numpy(ops.blur(ordered, neighbors, False) / blur_gain(dimension))
 
 

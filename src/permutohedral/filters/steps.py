@@ -60,7 +60,7 @@ def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum
     rows, leading = points_to_rows(values, lattice)
     source, number = lattice.source, lattice.source.keys.shape[0]
     check_rows(number, rows.shape[1], rows)
-    return unfold(ops.splat_largest(rows, source.vertices, number)[0], leading)
+    return unfold(ops.splat_largest(rows, source.vertices, number), leading)
 
 
 def splat_points(ops: Backend, values: Tensor, lattice: Lattice) -> Tensor:

@@ -13,7 +13,7 @@ from permutohedral.errors import InputError
 from permutohedral.features import Sigma, check_channels_first, opponent_colors
 from permutohedral.features import bilateral as bilateral_features
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.tensors import check_tensor
+from permutohedral.lattice.tensors import check_tensor, has_finite_sum
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import is_batched, is_recorded, plain_numbers, surely_all
 
@@ -210,4 +210,4 @@ def _all_finite(maps: Tensor) -> bool:
         return False
     with plain_numbers(maps.detach()) as numbers:
         # the sum is faster, and is finite except for numbers near the largest
-        return math.isfinite(float(numbers.sum())) or bool(numbers.isfinite().all())
+        return has_finite_sum(numbers) or bool(numbers.isfinite().all())

@@ -8,8 +8,10 @@ y^T (diag(W 1) - W) y, which is zero for constants.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain, repeat, starmap
 from typing import Any, Literal
 
 import torch
@@ -32,7 +34,6 @@ from permutohedral.guided.maps import (
     map_layout,
     weights_like,
 )
-from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.lattice.tensors import check_count, check_tensor
@@ -43,6 +44,7 @@ from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations, Smoothness, largest_magnitudes
 from permutohedral.ops.tracing import (
     is_recorded,
+    is_traced,
     is_transformed,
     surely_all,
     wants_gradient,
@@ -53,20 +55,46 @@ Observe = Literal["pixels", "cells"] | Tensor | NDArray[Any]
 
 # they meet the row sums within a few percent, which is enough: constants are smooth for any n
 _BALANCING_STEPS = 5
+# numbers that torch computes in the calling thread
+_SINGLE_THREADED = 1 << 15
 
 
 @with_storable_results
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """Return the roughness of signals on a lattice that was built with `separable=True`."""
-    ops = bind(lattice.source.barycentric)
-    density = splat_density(ops, lattice)
+    source, ops = lattice.source, bind(lattice.source.barycentric)
+    ones = _map_rows(lambda rows: torch.ones_like(rows[:, :1]), source.barycentric.detach())
+    density = ops.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
     neighbors = AxisNeighbors(check_separable(lattice), density.dtype)
     # vertices that points touch with weight zero must not matter, nor be divided by
-    wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
-    scale = torch.where(density > 0, 1.0, wanted)
+    least = torch.finfo(density.dtype).eps ** 2
+    wanted = _map_rows(lambda density: density.clamp_min(least), density)
+    scale = _map_rows(lambda density, wanted: torch.where(density > 0, 1.0, wanted), density, wanted)
     for _ in range(_BALANCING_STEPS):
-        scale = (scale * wanted / ops.sum_axis_neighbors(scale, neighbors)).sqrt()
-    return Smoothness(neighbors, scale, scale * ops.sum_axis_neighbors(scale, neighbors))
+        sums = ops.sum_axis_neighbors(scale, neighbors)
+        # not sqrt, for which torch starts its threads from 2,048 numbers on
+        scale = _map_rows(lambda scale, wanted, sums: (sums / (scale * wanted)).rsqrt(), scale, wanted, sums)
+    return Smoothness(neighbors, scale, _map_rows(torch.mul, scale, ops.sum_axis_neighbors(scale, neighbors)))
+
+
+def _map_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `function(*tensors)`, where each row of the result is computed from these rows of the tensors.
+
+    On a CPU in blocks so small that torch computes them in the calling thread: on a busy machine its threads would wait
+    for each other in each of many small operations.
+    """
+    rows = max(map(len, tensors))
+    # the result may have the columns of all of them
+    block = max(_SINGLE_THREADED // sum(each.shape[1] for each in tensors), 1)
+    if rows <= block or tensors[0].device.type != "cpu" or is_traced() or wants_gradient(*tensors):
+        return function(*tensors)
+    # [1, channels] are the same for all rows
+    parts = zip(*(each.split(block) if len(each) > 1 else repeat(each) for each in tensors), strict=False)
+    first = function(*next(parts))
+    result = first.new_empty(rows, first.shape[1])
+    for place, part in zip(result.split(block), chain([first], starmap(function, parts)), strict=True):
+        place.copy_(part)
+    return result
 
 
 class GuideSolver:
@@ -163,12 +191,12 @@ class GuideSolver:
     ) -> Tensor:
         # only ratios of weights and smoothness matter; squares of tiny or huge ones would underflow or overflow
         unit = data.weights.detach().amax(dim=0, keepdim=True)
-        data = replace(data, weights=data.weights / unit)
+        data = replace(data, weights=_map_rows(torch.div, data.weights, unit))
         strength = torch.as_tensor(strength, dtype=unit.dtype, device=unit.device) / unit
         strength = strength.clamp_max(1 / torch.finfo(unit.dtype).eps)
         lattice, offset = self.lattice, data.mean()
         # the solution is computed without the mean, which keeps digits
-        data = replace(data, values=data.values - offset)
+        data = replace(data, values=_map_rows(torch.sub, data.values, offset))
         exact = _system(lattice.source, self._smoothness.detach(), data.detach(), strength.detach())
         # means of cells are computed of all pixels
         pixels = 2 * math.prod(self.space) if isinstance(data.where, Grids) else 0
@@ -182,7 +210,8 @@ class GuideSolver:
                 solution, recorded.residual(solution), lambda gradient: exact.solve_transposed(gradient, *until)
             )
         ops = bind(solution, lattice.source.barycentric)
-        rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
+        rows = ops.slice(solution, lattice.source.vertices, lattice.source.barycentric)
+        rows = _map_rows(torch.add, rows, offset)
         return data.layout.from_rows(rows, self.space).contiguous()
 
     def _check_start(self, start: Tensor | None, layout: MapLayout) -> None:
@@ -294,7 +323,8 @@ class _Data:
 
     def mean(self) -> Tensor:
         """Return the weighted mean of each channel, `[1, channels]`: the result where no data reach."""
-        return (self.values * self.weights).sum(dim=0, keepdim=True) / self.weights.sum(dim=0, keepdim=True)
+        weighted = _map_rows(torch.mul, self.values, self.weights)
+        return weighted.sum(dim=0, keepdim=True) / self.weights.sum(dim=0, keepdim=True)
 
     def detach(self) -> _Data:
         return replace(self, values=self.values.detach(), weights=self.weights.detach())
@@ -348,11 +378,12 @@ class _System:
 
     def blurred(self) -> Tensor:
         """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
-        numbers, ops = torch.cat([self.right, self.matrix.data], dim=1), bind(self.right)
+        ops = bind(self.right)
+        numbers = _map_rows(lambda *both: torch.cat(both, dim=1), self.right, self.matrix.data)
         for _ in range(3):
             numbers = ops.sum_axis_neighbors(numbers, self.matrix.smoothness.neighbors)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
-        return sums / torch.where(mass > 0, mass, 1.0)
+        return _map_rows(lambda sums, mass: sums / torch.where(mass > 0, mass, 1.0), sums, mass)
 
 
 def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: Tensor) -> _System:
@@ -363,8 +394,7 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     """
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
     vertices, where, cells = simplices.vertices, data.where, None
-    # both in one call, channel by channel in memory, as those of images are
-    both = torch.cat([(data.values * data.weights).T, data.weights.T]).T
+    both = _map_rows(lambda values, weights: torch.cat([values * weights, weights], dim=1), data.values, data.weights)
     ops = bind(both, barycentric)
     if isinstance(where, Grids):
         cells = CellMeans(vertices, barycentric, simplices.num_lattice_points, where)
@@ -373,11 +403,15 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
         if where is not None:
             vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
         sums = ops.splat(both, vertices, barycentric, simplices.num_lattice_points)
-    right, lumped = (each.contiguous() for each in sums.chunk(2, dim=1))
-    # the difference in smoothness.diagonal() has rounding errors of this size
-    numbers = torch.finfo(lumped.dtype)
-    rounding = (strength * smoothness.mass * ROUNDING_ERRORS * numbers.eps).clamp_min(numbers.eps**2)
-    diagonal = torch.maximum(strength * smoothness.diagonal() + lumped, rounding).detach()
+    right, lumped = (_map_rows(Tensor.contiguous, each) for each in sums.chunk(2, dim=1))
+    # the difference in the diagonal has rounding errors of the size of `rounding`
+    numbers, around = torch.finfo(lumped.dtype), len(smoothness.neighbors.rows)
+
+    def diagonal_of(mass: Tensor, scale: Tensor, lumped: Tensor, strength: Tensor) -> Tensor:
+        rounding = (strength * mass * ROUNDING_ERRORS * numbers.eps).clamp_min(numbers.eps**2)
+        return torch.maximum(strength * (mass - scale.square() * around) + lumped, rounding)
+
+    diagonal = _map_rows(diagonal_of, smoothness.mass, smoothness.scale, lumped, strength).detach()
     return _System(right, SmoothEquations(smoothness, strength, lumped, diagonal, data.weights, cells))
 
 

@@ -15,7 +15,7 @@ from permutohedral.lattice.pyramid import MAX_LEVELS, LatticePyramid, LevelTable
 from permutohedral.lattice.tensors import check_count, check_tensor
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.reference import coarse_shares, coarsen_vertices
 from permutohedral.ops.simplices import Simplices
 
@@ -58,13 +58,18 @@ def build_bounded_lattice(
     ops = bind(features)
     *simplices, number = ops.index_points_bounded(features.reshape(-1, dimension), batch, max_lattice_points)
     source = Simplices(*simplices, bounded=True, backend=ops.name)
-    along = _find_neighbors(ops, source, source.keys, axis_offsets(dimension, features.device)) if separable else None
+    device, along = features.device, None
+    if separable:
+        taps = axis_offsets(dimension, device), axis_opposite(dimension, device)
+        along = _find_neighbors(ops, source, source.keys, *taps)
     lattice = Lattice(
         dimension=dimension,
         neighborhood_size=neighborhood_size,
         source=source,
         target=source,
-        neighbors=_find_neighbors(ops, source, source.keys, neighborhood.offsets(features.device)),
+        neighbors=_find_neighbors(
+            ops, source, source.keys, neighborhood.offsets(device), neighborhood.opposite(device)
+        ),
         axis_neighbors=along,
         batch_size=items,
         points_per_item=(points, points),
@@ -117,7 +122,8 @@ def build_bounded_pyramid(
 
 def _coarsen_bounded(fine: Lattice, rows: int) -> tuple[Lattice, LevelTables, Tensor]:
     """Return the next coarser level with this many rows, the tables between, and its number of lattice points."""
-    source, offsets = fine.source, fine.neighborhood.offsets(fine.device)
+    source, device = fine.source, fine.device
+    offsets, opposite = fine.neighborhood.offsets(device), fine.neighborhood.opposite(device)
     ops = bind(source.keys, source.barycentric)
     keys, parents, table, number = ops.coarsen_keys_bounded(source.keys, source.table, rows)
     # in case of overflow some corners are missing: any row will do
@@ -130,13 +136,15 @@ def _coarsen_bounded(fine: Lattice, rows: int) -> tuple[Lattice, LevelTables, Te
     # the coarse lattice points among the fine ones
     places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
     down = _find_neighbors(ops, source, places, offsets)
-    up = ops.transpose_neighbors(down, fine.neighborhood.opposite(fine.device), fine.num_lattice_points)
-    lattice = replace(fine, source=coarse, target=coarse, neighbors=_find_neighbors(ops, coarse, keys, offsets))
-    return lattice, LevelTables(parents, down, up), number
+    up = ops.transpose_neighbors(down, opposite, fine.num_lattice_points)
+    neighbors = _find_neighbors(ops, coarse, keys, offsets, opposite)
+    return replace(fine, source=coarse, target=coarse, neighbors=neighbors), LevelTables(parents, down, up), number
 
 
-def _find_neighbors(ops: Backend, source: Simplices, target_keys: Tensor, offsets: Tensor) -> Tensor:
-    found = ops.find_neighbors(source.keys, source.table, target_keys, offsets)
+def _find_neighbors(
+    ops: Backend, source: Simplices, target_keys: Tensor, offsets: Tensor, opposite: Tensor | None = None
+) -> Tensor:
+    found = ops.find_neighbors(source.keys, source.table, target_keys, offsets, opposite)
     # the table also holds the lattice points beyond the last row
     return found.masked_fill_(found >= source.num_lattice_points, -1)
 

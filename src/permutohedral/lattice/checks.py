@@ -15,7 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows, is_negligible
 from permutohedral.lattice.neighborhood import count_taps
-from permutohedral.lattice.tensors import check_tensor, refuse_torchscript
+from permutohedral.lattice.tensors import check_tensor, reject_torchscript
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import ACCUMULATION
@@ -43,7 +43,7 @@ def check_lattice(lattice: object) -> None:
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
     if torch._C._get_tracing_state() is not None:
-        refuse_torchscript()
+        reject_torchscript()
     if not isinstance(lattice, Lattice):
         check_lattice(lattice)
     if not isinstance(values, Tensor) or not values.is_floating_point():

@@ -164,11 +164,11 @@ def _coarsen_lattice(fine: Lattice, limit: MemoryLimit) -> tuple[Lattice, LevelT
         source.keys, fine_table, source.vertices, source.barycentric
     )
     limit.check_neighbors(fine.num_lattice_points + 2 * keys.shape[0], neighborhood, False)
-    offsets = neighborhood.offsets(device)
-    neighbors = ops.find_neighbors(keys, table, keys, offsets)
+    offsets, opposite = neighborhood.offsets(device), neighborhood.opposite(device)
+    neighbors = ops.find_neighbors(keys, table, keys, offsets, opposite)
     # the coarse lattice points among the fine ones
     places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
     down = ops.find_neighbors(source.keys, fine_table, places, offsets)
-    up = ops.transpose_neighbors(down, neighborhood.opposite(device), fine.num_lattice_points)
+    up = ops.transpose_neighbors(down, opposite, fine.num_lattice_points)
     coarse = Simplices(keys, vertices, barycentric, table, backend=ops.name)
     return replace(fine, source=coarse, target=coarse, neighbors=neighbors), LevelTables(parents, down, up)

@@ -13,7 +13,7 @@ from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import TRACED
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tracing import is_transformed
 
@@ -57,13 +57,16 @@ def _index_with_neighbors(
     separable: bool,
     limit: MemoryLimit,
 ) -> Tables:
-    device = features.device
-    offsets = axis_offsets(neighborhood.dimension, device) if separable else neighborhood.offsets(device)
+    device, dimension = features.device, neighborhood.dimension
+    if separable:
+        taps = axis_offsets(dimension, device), axis_opposite(dimension, device)
+    else:
+        taps = neighborhood.offsets(device), neighborhood.opposite(device)
 
     def check(num_lattice_points: int) -> None:
         limit.check_neighbors(num_lattice_points, neighborhood, separable)
 
-    *tables, neighbors = ops.index_with_neighbors(features, batch, offsets, check)
+    *tables, neighbors = ops.index_with_neighbors(features, batch, *taps, check)
     source = Simplices(*tables, backend=ops.name)
     if separable:
         return source, source, find_neighbors(ops, source, source, neighborhood), neighbors
@@ -132,14 +135,18 @@ def find_neighbors(ops: Backend, source: Simplices, target: Simplices, neighborh
             # torch would wake its threads for this, whose busy-waiting delays those of the backend
             return torch.from_numpy(np.arange(rows, dtype=np.int32))[None]
         return torch.arange(rows, dtype=torch.int32, device=source.keys.device)[None]
-    offsets = neighborhood.offsets(source.keys.device)
-    return ops.find_neighbors(source.keys, lookup_table(ops, source), target.keys, offsets)
+    device = source.keys.device
+    offsets, opposite = neighborhood.offsets(device), None
+    if source.keys is target.keys:
+        opposite = neighborhood.opposite(device)
+    return ops.find_neighbors(source.keys, lookup_table(ops, source), target.keys, offsets, opposite)
 
 
 def find_axis_neighbors(ops: Backend, source: Simplices, dimension: int) -> Tensor:
     """Return the neighbors one step ahead and back along each axis: int32 `[2 (d + 1), lattice_points]`."""
-    offsets = axis_offsets(dimension, source.keys.device)
-    return ops.find_neighbors(source.keys, lookup_table(ops, source), source.keys, offsets)
+    along = dimension, source.keys.device
+    taps = axis_offsets(*along), axis_opposite(*along)
+    return ops.find_neighbors(source.keys, lookup_table(ops, source), source.keys, *taps)
 
 
 def lookup_table(ops: Backend, simplices: Simplices) -> Tensor:

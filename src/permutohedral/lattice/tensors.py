@@ -32,7 +32,7 @@ def check_tensor(name: str, given: object) -> None:
 
 def check_features(features: Tensor, target_features: Tensor | None) -> int:
     """Validate ranks, dtypes and devices of points; returns the dimension."""
-    refuse_torchscript()
+    reject_torchscript()
     for name, given in (("features", features), ("target_features", target_features)):
         if given is None:
             continue
@@ -73,7 +73,7 @@ def _check_alike(features: Tensor, target_features: Tensor) -> None:
         )
 
 
-def refuse_torchscript() -> None:
+def reject_torchscript() -> None:
     """Raise inside of `torch.jit.trace`."""
     if torch._C._get_tracing_state() is not None:
         raise InputError(
@@ -82,7 +82,7 @@ def refuse_torchscript() -> None:
         )
 
 
-def refuse_scripting(layer: object) -> NoReturn:
+def reject_scripting(layer: object) -> NoReturn:
     """Raise: `torch.jit.script` calls this as the method `__prepare_scriptable__` of a layer."""
     raise InputError(
         f"torch.jit.script cannot compile {type(layer).__name__}, whose lattice depends on the data; use torch.compile "

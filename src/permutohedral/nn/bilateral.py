@@ -17,7 +17,7 @@ from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import Normalization
 from permutohedral.filters.units import warn_of_units
 from permutohedral.filters.weighting import check_weights
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.nn.convolution import Initialization, PermutohedralConv
 from permutohedral.nn.scale import sigmas_of, wide_exp
 from permutohedral.ops.contract import accumulation_dtype
@@ -54,7 +54,7 @@ class BilateralFilter(nn.Module):
     torch.Size([1, 8, 16, 16])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class BilateralFilter(nn.Module):
 class _BilateralConv(nn.Module):
     """Learned convolution over position and guide, for any number of spatial axes."""
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     spatial_dims: ClassVar[int]
 

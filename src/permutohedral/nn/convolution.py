@@ -14,7 +14,7 @@ from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
 from permutohedral.lattice.checks import reject_with_lattice
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.nn.scale import scale_features, wide_exp
 from permutohedral.ops.tracing import breaks_graph
 
@@ -55,7 +55,7 @@ class PermutohedralConv(nn.Module):
     torch.Size([100, 8])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     gaussian: Tensor | None
 

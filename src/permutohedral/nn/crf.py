@@ -17,7 +17,7 @@ from permutohedral.features import check_image, positive_numbers, read_numbers, 
 from permutohedral.filters.units import warn_of_units
 from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.nn.scale import sigmas_of
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import breaks_graph
@@ -62,7 +62,7 @@ class DenseCRF(nn.Module):
     [(21, 32, 40), (21, 24, 20)]
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.filters.units import warn_user
-from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import has_no_subclass, is_traced
@@ -204,7 +204,7 @@ class PermutohedralEncoding(FixedBuffers):
     torch.Size([100, 16])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
     transforms: Tensor
     strides: Tensor
     window: Tensor | None

@@ -18,7 +18,7 @@ from permutohedral.filters.units import warn_of_units
 from permutohedral.filters.weighting import check_finite_values
 from permutohedral.lattice.lattice import build_lattice
 from permutohedral.lattice.memory import check_rows
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.ops.binding import bind
 from permutohedral.ops.contract import blur_gain
 from permutohedral.ops.tracing import is_traced
@@ -53,7 +53,7 @@ class DenseEnergyLoss(nn.Module):
     torch.Size([2, 21, 32, 32])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

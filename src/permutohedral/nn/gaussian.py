@@ -9,7 +9,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import GaussianMethod, gaussian_filter
 from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.tensors import refuse_scripting
+from permutohedral.lattice.tensors import reject_scripting
 from permutohedral.nn.scale import scale_features, wide_exp
 
 
@@ -33,7 +33,7 @@ class GaussianFilter(nn.Module):
     torch.Size([100, 3])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.ops.backend import Backend, report_declined
 from permutohedral.ops.binding import bind
 from permutohedral.ops.items import ItemRows, ItemsNorm
@@ -68,7 +68,7 @@ class LatticeGroupNorm(nn.Module):
     True
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
 from permutohedral.guided.maps import check_space, map_layout
 from permutohedral.guided.solver import Observe, bilateral_solver
-from permutohedral.lattice.tensors import refuse_scripting
+from permutohedral.lattice.tensors import reject_scripting
 from permutohedral.nn.convolution import PermutohedralConv
 from permutohedral.nn.scale import sigmas_of, wide_exp
 
@@ -48,7 +48,7 @@ class BilateralUpsample2d(nn.Module):
     torch.Size([2, 3, 32, 40])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class BilateralSolver(nn.Module):
     torch.Size([2, 1, 16, 16])
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

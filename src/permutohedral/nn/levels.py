@@ -13,14 +13,14 @@ from permutohedral.filters.steps import convolve
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.neighborhood import Neighborhood
 from permutohedral.lattice.pyramid import LatticePyramid
-from permutohedral.lattice.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_tensor, reject_scripting
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 
 
 class _LatticeFilter(nn.Module):
     """A learned filter over the taps of a neighborhood, and a bias."""
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class LatticeLinearDown(nn.Module):
     True
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class LatticeLinearUp(nn.Module):
     True
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class LatticePool(nn.Module):
     4
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, channels]` of `level` to `[lattice_points, channels]` of `level + 1`."""

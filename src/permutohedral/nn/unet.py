@@ -15,7 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.pyramid import LatticePyramid, build_pyramid
-from permutohedral.lattice.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.lattice.tensors import check_count, check_tensor, reject_scripting
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, count_items
 from permutohedral.nn.levels import LatticeConv, LatticeConvDown, LatticeConvUp, LatticeLinearDown, LatticeLinearUp
 from permutohedral.ops.contract import accumulation_dtype
@@ -164,7 +164,7 @@ class LatticeUNet(nn.Module):
     (torch.Size([2000, 3]), True)
     """
 
-    __prepare_scriptable__ = refuse_scripting
+    __prepare_scriptable__ = reject_scripting
 
     def __init__(
         self,

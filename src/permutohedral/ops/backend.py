@@ -42,13 +42,13 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.contract import (
     SMALLEST_MASS,
     ColorGridTables,
+    FieldPlan,
     FilterTables,
     Needed,
-    PairwiseTables,
     Saved,
     accumulation_dtype,
     blur_gain,
@@ -120,14 +120,23 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    def find_neighbors(
+        self,
+        source_keys: Tensor,
+        table: Tensor,
+        target_keys: Tensor,
+        offsets: Tensor,
+        opposite: Tensor | None = None,
+    ) -> Tensor:
         """Look up the source lattice point at each tap of every target lattice point.
 
         Args:
             source_keys: int32 `[source_lattice_points, 1 + d]`, distinct rows.
             table: of `source_keys`, from the same backend; or an empty tensor.
-            target_keys: int32 `[target_lattice_points, 1 + d]`; may be the very tensor `source_keys`.
+            target_keys: int32 `[target_lattice_points, 1 + d]`.
             offsets: int32 `[filter_size, d]`, the first d coordinates of each tap's offset.
+            opposite: int64 `[filter_size]`, the tap at the negative offset of each tap; only where the targets are the
+                sources. Then two opposite taps may be looked up as one. None to look up each tap.
 
         Returns:
             int32 `[filter_size, target_lattice_points]`: the row of `source_keys` equal to
@@ -168,25 +177,19 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
-        """l_j = max_{i in C(j)} v_i, for each channel by itself; NaN is larger than any number.
+    def find_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
+        """Find the points with the largest values, for each channel by itself; NaN is larger than any number.
 
         There may be any number of corners, and two of a point may be the same.
 
         Returns:
-            largest: `[num_lattice_points, channels]`, zero where there are no points.
-            winners: int32, of the same shape: the first point that has the largest value, -1 where there is none.
+            int32 `[num_lattice_points, channels]`, the first point of C(j) that has the largest value, -1 where there
+            are no points.
         """
 
     @abstractmethod
     def convolve(
-        self,
-        lattice_values: Tensor,
-        weight: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         """l'_v = sum_k w_k l_{neighbors[k, v]}, a missing neighbor reading as zero.
 
@@ -196,8 +199,8 @@ class Backend(ABC):
                 maps the g-th block of input channels to the g-th block of output channels.
             neighbors: int32 `[filter_size, target_lattice_points]`, -1 where missing.
             groups: divides in_channels and out_channels.
-            reverse_neighbors: the table from source to target, for the derivative; None to transpose `neighbors`.
-            opposite: int64 `[filter_size]`, the tap at the negative offset of each tap, for the derivative.
+            reverse: for the derivative alone: the table from source to target, None to transpose `neighbors`; and int64
+                `[filter_size]`, the tap at the negative offset of each tap.
 
         Returns:
             `[target_lattice_points, out_channels]`, of the dtype of lattice_values.
@@ -205,13 +208,7 @@ class Backend(ABC):
 
     @abstractmethod
     def convolve_weight_gradient(
-        self,
-        lattice_values: Tensor,
-        output_gradient: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         """sum_v l_{neighbors[k, v]} (x) output_gradient[v]: `[filter_size, in_channels / groups, out_channels]`.
 
@@ -328,20 +325,37 @@ class Backend(ABC):
         features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
         return (features + shift).flatten(-axes - 1, -2)
 
+    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
+        """l_j = max_{i in C(j)} v_i for each channel, zero where there are no points; see `find_largest`.
+
+        The gradient goes to the first point that has the largest value.
+        """
+        winners = self.find_largest(values, vertices, num_lattice_points)
+        if values.shape[0] == 0:
+            return values.new_zeros(winners.shape)
+        # gradients of 16 bits are summed in 32
+        wide = values.to(accumulation_dtype(values.dtype))
+        return torch.where(winners >= 0, wide.gather(0, winners.clamp_min(0).long()), 0).to(values.dtype)
+
     def index_with_neighbors(
-        self, features: Tensor, batch: Tensor | None, offsets: Tensor, check: Callable[[int], None]
+        self,
+        features: Tensor,
+        batch: Tensor | None,
+        offsets: Tensor,
+        opposite: Tensor,
+        check: Callable[[int], None],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """`index_points`, followed by `find_neighbors` of its lattice points at these `offsets`.
 
         Args:
             features, batch: see `index_points`.
-            offsets: see `find_neighbors`.
+            offsets, opposite: see `find_neighbors`.
             check: raises if the neighbors of this number of lattice points do not fit the memory; called where the
                 number is known before they are found.
         """
         keys, vertices, barycentric, table = self.index_points(features, batch)
         check(keys.shape[0])
-        return keys, vertices, barycentric, table, self.find_neighbors(keys, table, keys, offsets)
+        return keys, vertices, barycentric, table, self.find_neighbors(keys, table, keys, offsets, opposite)
 
     def filter_points(
         self, values: Tensor, features: Tensor, batch: Tensor | None, check: Callable[[int], None]
@@ -350,8 +364,9 @@ class Backend(ABC):
 
         For `check` see `index_with_neighbors`; it is called before the values are filtered.
         """
-        offsets = axis_offsets(features.shape[1], features.device)
-        _, vertices, barycentric, _, neighbors = self.index_with_neighbors(features, batch, offsets, check)
+        along = features.shape[1], features.device
+        taps = axis_offsets(*along), axis_opposite(*along)
+        _, vertices, barycentric, _, neighbors = self.index_with_neighbors(features, batch, *taps, check)
         return self.filter_gaussian(values, vertices, barycentric, neighbors, vertices, barycentric)
 
     def filter_gaussian(
@@ -406,38 +421,21 @@ class Backend(ABC):
         """Return the gradients with respect to values, weight and bias; at least one is needed."""
         raise NotImplementedError
 
-    def mean_field(
-        self,
-        energies: Tensor,
-        start: Tensor | None,
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        as_logits: bool,
-    ) -> tuple[Tensor, Saved | None]:
-        """Return the marginals softmax(-energies + the sum of all kernels), replaced `steps` times.
+    def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved | None]:
+        """Return the marginals softmax(-energies + the sum of all kernels), replaced `plan.steps` times.
 
         Args:
             energies: `[items, labels, points]`, of any floating dtype; the result has that of the barycentric weights.
             start: the first marginals, like energies; None for softmax(-energies), and always None without a step.
-            kernels: over `items * points` points, those of the first item first.
-            steps: number of iterations.
-            as_logits: return logits of the marginals, which have a derivative; then there is a step and a point.
-                They may differ by a constant for all labels of a point.
+            plan: the kernels, and how often they are applied.
 
         Raises:
             InputError: the sum of the energies is NaN; only on the CPU.
         """
-        return mean_field(self, energies, start, kernels, steps, as_logits), None
+        return mean_field(self, energies, start, plan), None
 
     def mean_field_backward(
-        self,
-        gradient: Tensor,
-        inputs: Saved,
-        saved: Saved,
-        needed: Needed,
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        as_logits: bool,
+        self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, plan: FieldPlan
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to energies, start (None without one), and one tensor of each kernel.
 

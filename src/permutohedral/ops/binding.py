@@ -27,16 +27,16 @@ from torch.autograd import forward_ad
 
 from permutohedral.ops.backend import Backend, decisions, report_declined
 from permutohedral.ops.batching import Arguments, Axes
-from permutohedral.ops.contract import PairwiseTables
+from permutohedral.ops.contract import FieldPlan, FilterTables
 from permutohedral.ops.dispatch import BackendReport, backend_on, call_on, forced_backend
 from permutohedral.ops.dispatch import explain as explain_backend
+from permutohedral.ops.items import ItemsNorm
 from permutohedral.ops.operators import BOUNDED, OPERATORS, Operator
 from permutohedral.ops.tracing import has_no_subclass, is_autocast, is_transformed, requires_gradient, uncompiled
 
-# arguments of a fused function: those with a derivative, and the others
-Split = tuple[tuple[Any, ...], tuple[Any, ...]]
-
-_BACKWARD = "filter_learned_backward", "mean_field_backward", "normalize_items_backward"
+# fused functions `f` with a derivative `f_backward` of their own; the last argument is a plan
+_WITH_DERIVATIVE = "filter_learned", "mean_field", "normalize_items"
+_BACKWARD = tuple(f"{name}_backward" for name in _WITH_DERIVATIVE)
 _BOUNDED = "index_points_bounded", "coarsen_keys_bounded"
 # functions that `Backend` defines
 FUSED = tuple(
@@ -75,8 +75,8 @@ def bind(*tensors: Tensor | None) -> Backend:
     if wanted and torch.is_grad_enabled():
         ops = _differentiable(ops)
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type):
-        ops = WithoutAutocast(ops, device_type)  # type: ignore[abstract]
-    return ops if decisions.get() is None else Explained(ops)  # type: ignore[abstract]
+        ops = _without_autocast(ops, device_type)
+    return ops if decisions.get() is None else Wrapped(ops, _run_explained)  # type: ignore[abstract]
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -173,7 +173,7 @@ def _of_backward(ops: Differentiable) -> Backend:
     if torch._C._is_any_autocast_enabled():
         for device_type in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device_type):
-                chosen = WithoutAutocast(chosen, device_type)  # type: ignore[abstract]
+                chosen = _without_autocast(chosen, device_type)
     return chosen
 
 
@@ -201,104 +201,42 @@ def _differentiable_definition(name: str) -> Callable[..., Any]:
     return run
 
 
-@dataclass(frozen=True)
-class FusedDerivative:
-    """A fused function with a derivative of its own.
-
-    Attributes:
-        name: of the function `f`; its derivative is `f_backward`.
-        num_first: how many arguments come before those of `f_backward`'s plan.
-        split: separates the arguments.
-        join: puts them together again.
-        blocker: of the arguments, returns the reason that there is no derivative of its own, or None.
-        prepare: of the arguments, returns those to differentiate, and what makes the output the result.
-    """
-
-    name: str
-    num_first: int
-    split: Callable[[tuple[Any, ...]], Split]
-    join: Callable[[Sequence[Any], tuple[Any, ...]], tuple[Any, ...]]
-    blocker: Callable[[tuple[Any, ...]], str | None]
-    prepare: Callable[[tuple[Any, ...]], tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]] | None = None
+def _derivative_blocker(plan: FilterTables | FieldPlan | ItemsNorm) -> str | None:
+    """Return the reason that a fused function of this plan has no derivative of its own, or None."""
+    fixed: list[Tensor] = []
+    if isinstance(plan, FilterTables):
+        fixed = [plan.source.barycentric, plan.target.barycentric]
+    elif isinstance(plan, FieldPlan):
+        fixed = [each.barycentric for each in plan.kernels]
+    if requires_gradient(*fixed):
+        return "gradients with respect to the features are wanted"
+    return "there is no step" if isinstance(plan, FieldPlan) and plan.steps == 0 else None
 
 
-def _split_field(arguments: tuple[Any, ...]) -> Split:
-    energies, start, kernels, *plan = arguments
-    parameters = [each.factor if each.costs is None else each.costs for each in kernels]
-    bare = [_with_parameter(each, None) for each in kernels]
-    return (energies, start, *parameters), (bare, [each.costs is not None for each in kernels], *plan)
-
-
-def _join_field(inputs: Sequence[Any], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    bare, has_costs, *plan = others
-    pairs = zip(bare, inputs[2:], has_costs, strict=True)
-    return *inputs[:2], [_with_parameter(*each) for each in pairs], *plan
-
-
-def _with_parameter(kernel: PairwiseTables, parameter: Any, is_costs: bool = False) -> PairwiseTables:
-    if parameter is None:
-        return kernel._replace(costs=None) if kernel.costs is not None else kernel._replace(factor=0.0)
-    return kernel._replace(costs=parameter) if is_costs else kernel._replace(factor=parameter)
-
-
-def _learned_blocker(arguments: tuple[Any, ...]) -> str | None:
-    source, target = arguments[3][:2]
-    if source.barycentric.requires_grad or target.barycentric.requires_grad:
-        return _OF_FEATURES
-    return None
-
-
-def _field_blocker(arguments: tuple[Any, ...]) -> str | None:
-    kernels, steps = arguments[2:4]
-    if requires_gradient(*(each.barycentric for each in kernels)):
-        return _OF_FEATURES
-    return None if steps > 0 else "there is no step"
-
-
-def _as_logits(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[Tensor], Tensor] | None]:
-    """Backends differentiate logits."""
-    return (*arguments[:-1], True), None if arguments[-1] else partial(torch.softmax, dim=1)
-
-
-def _split_first(arguments: tuple[Any, ...]) -> Split:
-    return arguments[:3], arguments[3:]
-
-
-def _join_first(inputs: Sequence[Any], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    return *inputs, *others
-
-
-_OF_FEATURES = "gradients with respect to the features are wanted"
-_DERIVATIVES = (
-    FusedDerivative("filter_learned", 3, _split_first, _join_first, _learned_blocker),
-    FusedDerivative("normalize_items", 3, _split_first, _join_first, lambda arguments: None),
-    FusedDerivative("mean_field", 2, _split_field, _join_field, _field_blocker, _as_logits),
-)
-
-
-def _differentiable_function(fused: FusedDerivative) -> Callable[..., Any]:
-    definition = getattr(Backend, fused.name)
+def _differentiable_function(name: str) -> Callable[..., Any]:
+    definition = getattr(Backend, name)
 
     def run(self: Differentiable, *arguments: Any) -> Any:
-        blocker, finish = fused.blocker(arguments), None
+        *inputs, plan = arguments
+        blocker, finish = _derivative_blocker(plan), None
         if blocker is not None:
-            return self.compose(blocker, fused.name, *arguments)
-        if getattr(type(self.backend), fused.name) is definition:
+            return self.compose(blocker, name, *arguments)
+        if getattr(type(self.backend), name) is definition:
             return definition(self, *arguments)
-        inputs, others = fused.split(arguments)
-        if not requires_gradient(*inputs):
-            return getattr(self.backend, fused.name)(*arguments)
-        if fused.prepare is not None:
-            arguments, finish = fused.prepare(arguments)
-            inputs, others = fused.split(arguments)
+        parameters = plan.parameters() if isinstance(plan, FieldPlan) else ()
+        if not requires_gradient(*inputs, *parameters):
+            return getattr(self.backend, name)(*arguments)
+        if isinstance(plan, FieldPlan) and not plan.as_logits:
+            # backends differentiate logits
+            plan, finish = plan._replace(as_logits=True), partial(torch.softmax, dim=1)
         # torch.no_grad() takes longer
         torch._C._set_grad_enabled(False)
         try:
-            output, saved = getattr(self._fused, fused.name)(*arguments)
+            output, saved = getattr(self._fused, name)(*inputs, plan)
         finally:
             torch._C._set_grad_enabled(True)
         if saved is not None:
-            output = _apply_fused(fused, self, [output], saved, others, *inputs)
+            output = _apply_fused(name, self, [output], saved, plan, *inputs, *parameters)
         return output if finish is None else finish(output), None
 
     return run
@@ -308,14 +246,14 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        fused: FusedDerivative,
+        name: str,
         ops: Differentiable,
         output: list[Tensor],
         saved: tuple[Any, ...],
-        others: tuple[Any, ...],
+        plan: Any,
         *inputs: Any,
     ) -> Any:
-        ctx.fused, ctx.ops, ctx.plan, ctx.num_inputs = fused, ops, others, len(inputs)
+        ctx.name, ctx.ops, ctx.plan, ctx.num_inputs = name, ops, plan, len(inputs)
         tensors: list[Any] = [*inputs, *saved]
         ctx.others = others_of = {}
         for place, each in enumerate(tensors):
@@ -328,19 +266,20 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # read once: gradient checkpointing allows a single look
-        kept, fused, ops = list(ctx.saved_tensors), ctx.fused, _of_backward(ctx.ops)
+        kept, plan, ops = list(ctx.saved_tensors), ctx.plan, _of_backward(ctx.ops)
         for place, each in ctx.others.items():
             kept[place] = each
         inputs, saved, needed = kept[: ctx.num_inputs], kept[ctx.num_inputs :], ctx.needs_input_grad[5:]
-        arguments = fused.join(inputs, ctx.plan)
+        given = inputs
+        if isinstance(plan, FieldPlan):
+            given, plan = inputs[:2], plan.with_parameters(inputs[2:])
         if torch.is_grad_enabled():
-            output, _ = getattr(Backend, fused.name)(ops, *arguments)
+            output, _ = getattr(Backend, ctx.name)(ops, *given, plan)
             leaves = [each for each, is_needed in zip(inputs, needed, strict=True) if is_needed]
             gradients = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
             found = [next(gradients) if is_needed else None for is_needed in needed]
         else:
-            run = getattr(ops, f"{fused.name}_backward")
-            found = list(run(gradient, inputs, saved, needed, *arguments[fused.num_first :]))
+            found = list(getattr(ops, f"{ctx.name}_backward")(gradient, inputs, saved, needed, plan))
             for place, each in enumerate(found):
                 # of the shape and dtype of its tensor, such as a parameter of one element
                 if not needed[place] or each is None:
@@ -356,8 +295,7 @@ _apply_fused: Callable[..., Any] = super(torch.autograd.Function, _Fused).apply
 _define_each(Differentiable, FUSED, _differentiable_definition)
 _define_each(Differentiable, [name for name in OPERATORS if name != "filter_gaussian"], _differentiable_primitive)
 _define_each(Differentiable, [BOUNDED.name], _differentiable_primitive)
-for _each in _DERIVATIVES:
-    setattr(Differentiable, _each.name, _differentiable_function(_each))
+_define_each(Differentiable, _WITH_DERIVATIVE, _differentiable_function)
 
 
 # operators that are registered with torch
@@ -383,7 +321,7 @@ def _run(name: str, first: Tensor, *others: Any) -> Any:
     """Run a primitive on the backend of its first tensor."""
     ops, device_type = backend_on(first.device.type), first.device.type
     if is_autocast(first.device):
-        ops = WithoutAutocast(ops, device_type)  # type: ignore[abstract]
+        ops = _without_autocast(ops, device_type)
     return getattr(ops, name)(first, *others)
 
 
@@ -520,47 +458,47 @@ def _transformed(name: str) -> Backend:
 # autocast and reports
 
 
-class WithoutAutocast(Backend):
-    """A backend whose functions run with autocast switched off: the public functions have cast the values."""
+class Wrapped(Backend):
+    """A backend each of whose functions runs inside of another function.
 
-    def __init__(self, ops: Backend, device_type: str) -> None:
-        self.ops, self.device_type = ops, device_type
+    Args:
+        ops: the backend.
+        run: calls a function, given by its name, of a backend with arguments.
+    """
+
+    def __init__(self, ops: Backend, run: Callable[..., Any]) -> None:
+        self.ops, self.run = ops, run
         self.name, self.has_color_grid, self.has_bounded = ops.name, ops.has_color_grid, ops.has_bounded
 
 
-def _without_autocast(name: str) -> Callable[..., Any]:
-    def run(self: WithoutAutocast, *arguments: Any) -> Any:
-        with torch.autocast(self.device_type, enabled=False):
-            return getattr(self.ops, name)(*arguments)
-
-    return run
+def _wrapped_function(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments: self.run(self.ops, name, *arguments)
 
 
-class Explained(Backend):
-    """A backend that reports its fused functions to `explain_call`."""
-
-    def __init__(self, ops: Backend) -> None:
-        self.ops = ops
-        self.name, self.has_color_grid, self.has_bounded = ops.name, ops.has_color_grid, ops.has_bounded
+_define_each(Wrapped, (*OPERATORS, *FUSED, *_BACKWARD, *_BOUNDED), _wrapped_function)
 
 
-def _explained(name: str) -> Callable[..., Any]:
-    def run(self: Explained, *arguments: Any) -> Any:
-        lines = decisions.get()
-        known = 0 if lines is None else len(lines)
-        found = getattr(self.ops, name)(*arguments)
-        if lines is not None and name in FUSED and not any(line.startswith(f"{name}:") for line in lines[known:]):
-            plain = getattr(self.ops, "backend", self.ops)
-            is_fused = getattr(type(plain), name) is not getattr(Backend, name)
-            composed = f"composed of primitives, because the backend {self.name!r} has no function for it"
-            lines.append(f"{name}: {'one call of the backend' if is_fused else composed}")
-        return found
+def _without_autocast(ops: Backend, device_type: str) -> Backend:
+    """Return a backend that runs with autocast switched off: the public functions have cast the values."""
 
-    return run
+    def run(ops: Backend, name: str, *arguments: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return getattr(ops, name)(*arguments)
+
+    return Wrapped(ops, run)  # type: ignore[abstract]
 
 
-_define_each(WithoutAutocast, (*OPERATORS, *FUSED, *_BACKWARD, *_BOUNDED), _without_autocast)
-_define_each(Explained, (*OPERATORS, *FUSED, *_BOUNDED), _explained)
+def _run_explained(ops: Backend, name: str, *arguments: Any) -> Any:
+    """Run a function, and report to `explain_call` whether it was fused."""
+    lines = decisions.get()
+    known = 0 if lines is None else len(lines)
+    found = getattr(ops, name)(*arguments)
+    if lines is not None and name in FUSED and not any(line.startswith(f"{name}:") for line in lines[known:]):
+        plain = getattr(ops, "backend", ops)
+        is_fused = getattr(type(plain), name) is not getattr(Backend, name)
+        composed = f"composed of primitives, because the backend {ops.name!r} has no function for it"
+        lines.append(f"{name}: {'one call of the backend' if is_fused else composed}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,16 @@ def _axis_offsets(dimension: int) -> Tensor:
     return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32)
 
 
+@shared_constant
+def _axis_opposite(dimension: int) -> Tensor:
+    return torch.arange(2 * (dimension + 1), device="cpu").view(-1, 2).flip(1).flatten()
+
+
 def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
     """Offsets of +e_0, -e_0, +e_1, ..., -e_d, int32 `[2 (d + 1), d]`: the steps of the separable Gaussian."""
     return constant("_axis_offsets", torch.int32, device, dimension)
+
+
+def axis_opposite(dimension: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the step at the negative offset of each of `axis_offsets`, int64 `[2 (d + 1)]`."""
+    return constant("_axis_opposite", torch.int64, device, dimension)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +138,33 @@ class PairwiseTables(NamedTuple):
     costs: Tensor | None
     factor: float | Tensor
     both_ways: bool
+
+
+class FieldPlan(NamedTuple):
+    """The plan of a mean field.
+
+    Attributes:
+        kernels: over `items * points` points, those of the first item first.
+        steps: number of iterations.
+        as_logits: return logits of the marginals, which have a derivative; then there is a step and a point. They may
+            differ by a constant for all labels of a point.
+    """
+
+    kernels: Sequence[PairwiseTables]
+    steps: int
+    as_logits: bool
+
+    def parameters(self) -> list[float | Tensor]:
+        """Return what is differentiated of each kernel: its costs or, without costs, its factor."""
+        return [each.factor if each.costs is None else each.costs for each in self.kernels]
+
+    def with_parameters(self, parameters: Sequence[Any]) -> FieldPlan:
+        """Return the plan with other costs and factors."""
+        kernels = [
+            kernel._replace(factor=each) if kernel.costs is None else kernel._replace(costs=each)
+            for kernel, each in zip(self.kernels, parameters, strict=True)
+        ]
+        return self._replace(kernels=kernels)
 
 
 class ColorGridTables(NamedTuple):

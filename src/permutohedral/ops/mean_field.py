@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from permutohedral.ops.contract import SMALLEST_MASS, PairwiseTables, blur_gain
+from permutohedral.ops.contract import SMALLEST_MASS, FieldPlan, PairwiseTables, blur_gain
 
 if TYPE_CHECKING:
     from permutohedral.ops.backend import Backend
@@ -78,16 +77,9 @@ class PairwiseFilter:
         return torch.where(both_ways, symmetric, blurred) if isinstance(both_ways, Tensor) else symmetric
 
 
-def mean_field(
-    ops: Backend,
-    energies: Tensor,
-    start: Tensor | None,
-    kernels: Sequence[PairwiseTables],
-    steps: int,
-    as_logits: bool,
-) -> Tensor:
+def mean_field(ops: Backend, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> Tensor:
     """Compute `Backend.mean_field`."""
-    items, labels, points = energies.shape
+    (items, labels, points), kernels = energies.shape, plan.kernels
     dtype, filters = kernels[0].barycentric.dtype, [PairwiseFilter(ops, kernel) for kernel in kernels]
 
     def to_rows(planes: Tensor) -> Tensor:
@@ -101,10 +93,10 @@ def mean_field(
         return new
 
     logits = scores = scores_of(to_rows(energies), dtype)
-    for step in range(steps):
+    for step in range(plan.steps):
         given = start if step == 0 else None
         logits = update(softmax(logits) if given is None else to_rows(given).to(dtype))
-    rows = logits if as_logits else softmax(logits)
+    rows = logits if plan.as_logits else softmax(logits)
     return rows.reshape(items, points, labels).transpose(1, 2).contiguous()
 
 

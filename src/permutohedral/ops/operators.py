@@ -198,7 +198,7 @@ _define(
 )
 
 
-# keys and neighbors: integers, no derivatives
+# keys, neighbors, and where the largest values are: integers, no derivatives
 
 
 def _index_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,13 +216,20 @@ _define(
 
 _define(
     "find_neighbors",
-    "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",
-    lambda source, table, target, offsets: source.new_empty((offsets.shape[0], target.shape[0])),
+    "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets, Tensor? opposite=None) -> Tensor",
+    lambda source, table, target, offsets, *_: source.new_empty((offsets.shape[0], target.shape[0])),
 )
 _define(
     "transpose_neighbors",
     "(Tensor neighbors, Tensor opposite, SymInt num_source) -> Tensor",
     lambda neighbors, opposite, num: neighbors.new_empty((neighbors.shape[0], num)),
+)
+
+
+_define(
+    "find_largest",
+    "(Tensor values, Tensor vertices, SymInt num_lattice_points) -> Tensor",
+    lambda values, vertices, num: values.new_empty((num, values.shape[1]), dtype=torch.int32),
 )
 
 
@@ -353,62 +360,6 @@ _define(
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
     "Tensor target_barycentric) -> Tensor",
     lambda values, *tables: values.new_empty((tables[3].shape[0], values.shape[1])),
-)
-
-
-# splat_largest: a splat that takes the largest value instead of the sum. Its gradient goes to the points that had the
-# largest values, the winners.
-
-
-def take_winners(values: Tensor, winners: Tensor) -> Tensor:
-    """`values[winners[j, c], c]`, zero where there is no winner: the adjoint of `give_to_winners`.
-
-    >>> take_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [-1, -1]])).tolist()
-    [[3.0, 2.0], [0.0, 0.0]]
-    """
-    if values.shape[0] == 0:
-        return values.new_zeros(winners.shape)
-    return torch.where(winners >= 0, values.gather(0, winners.clamp_min(0).long()), 0)
-
-
-def give_to_winners(gradient: Tensor, winners: Tensor, points: int) -> Tensor:
-    """Sum the gradient of each lattice point and channel to its winner: `[points, channels]`.
-
-    >>> give_to_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [1, -1]]), 2).tolist()
-    [[0.0, 2.0], [4.0, 0.0]]
-    """
-    total = gradient.new_zeros((points, gradient.shape[1]), dtype=accumulation_dtype(gradient.dtype))
-    if points == 0:
-        return total.to(gradient.dtype)
-    given = torch.where(winners >= 0, gradient, 0).to(total.dtype)
-    return total.scatter_add(0, winners.clamp_min(0).long(), given).to(gradient.dtype)
-
-
-def _save_winners(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.points = inputs[0].shape[0]
-    ctx.save_for_backward(output[1])
-
-
-def _splat_largest_backward(
-    ops: Backend, ctx: Any, needed: tuple[bool, ...], gradient: Tensor, of_winners: None
-) -> tuple[Tensor, None, None]:
-    return give_to_winners(gradient, ctx.saved_tensors[0], ctx.points), None, None
-
-
-def _jvp_splat_largest(ops: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, None]:
-    if tangents[0] is None:
-        return None, None
-    return take_winners(tangents[0], ops.splat_largest(*arguments)[1]), None
-
-
-_define(
-    "splat_largest",
-    "(Tensor values, Tensor vertices, SymInt num_lattice_points) -> (Tensor, Tensor)",
-    lambda values, vertices, num: (
-        values.new_empty((num, values.shape[1])),
-        values.new_empty((num, values.shape[1]), dtype=torch.int32),
-    ),
-    derivative=Derivative(_save_winners, _splat_largest_backward, _jvp_splat_largest),
 )
 
 

@@ -200,7 +200,9 @@ def coarsen_lattice(
     return coarse_keys, parents, table, coarsen_vertices(vertices, coarse_keys, parents), weights
 
 
-def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+def find_neighbors(
+    source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor, opposite: Tensor | None = None
+) -> Tensor:
     (sources, targets), device = (source_keys.shape[0], target_keys.shape[0]), offsets.device
     neighbors = torch.full((offsets.shape[0], targets), -1, dtype=torch.int32, device=device)
     if sources == 0:
@@ -258,7 +260,7 @@ def _gather(lattice_values: Tensor, neighbors: Tensor) -> Iterator[Tensor]:
     return (padded.index_select(0, rows) for rows in neighbors + 1)
 
 
-def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+def find_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
     (points, corners), shape = vertices.shape, (num_lattice_points, values.shape[1])
     candidates = values.repeat_interleave(corners, dim=0)
     point = torch.arange(points, device=values.device).repeat_interleave(corners)
@@ -268,17 +270,10 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     # behind all points where a value is not the largest
     numbers = torch.where(wins, point[:, None], points)
     winners = point.new_full(shape, points).scatter_reduce(0, place, numbers, "amin")
-    return largest, torch.where(winners < points, winners, -1).int()
+    return torch.where(winners < points, winners, -1).int()
 
 
-def convolve(
-    lattice_values: Tensor,
-    weight: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    reverse_neighbors: Tensor | None = None,
-    opposite: Tensor | None = None,
-) -> Tensor:
+def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None) -> Tensor:
     taps = weight.to(accumulation_dtype(weight.dtype)).unflatten(2, (groups, -1))
     output: Tensor = taps.new_zeros(neighbors.shape[1], groups, taps.shape[3])
     for values, tap in zip(_gather(lattice_values, neighbors), taps, strict=True):
@@ -287,12 +282,7 @@ def convolve(
 
 
 def convolve_weight_gradient(
-    lattice_values: Tensor,
-    output_gradient: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    reverse_neighbors: Tensor | None = None,
-    opposite: Tensor | None = None,
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
 ) -> Tensor:
     gradient = output_gradient.to(accumulation_dtype(lattice_values.dtype)).unflatten(1, (groups, -1))
     taps = (values.unflatten(1, (groups, -1)) for values in _gather(lattice_values, neighbors))
@@ -362,7 +352,7 @@ class Reference(Backend):
     splat = staticmethod(splat)
     slice = staticmethod(slice)
     barycentric_gradient = staticmethod(barycentric_gradient)
-    splat_largest = staticmethod(splat_largest)
+    find_largest = staticmethod(find_largest)
     convolve = staticmethod(convolve)
     convolve_weight_gradient = staticmethod(convolve_weight_gradient)
     blur = staticmethod(blur)

@@ -59,28 +59,29 @@ class Smoothness:
         """Return (diag(W 1) - W) y for y `[lattice points, channels]`."""
         return self.mass * rows - self.scale * ops.sum_axis_neighbors(self.scale * rows, self.neighbors)
 
-    def diagonal(self) -> Tensor:
-        """Return the diagonal of diag(W 1) - W."""
-        return self.mass - self.scale.square() * len(self.neighbors.rows)
-
     def detach(self) -> Smoothness:
         """Return the same without derivatives."""
         return replace(self, scale=self.scale.detach(), mass=self.mass.detach())
 
 
 class Cells(Protocol):
-    """The means of interpolated lattice values over the cells of a coarse grid.
+    """The means of interpolated lattice values over the cells of a coarse grid."""
 
-    Attributes:
-        coarse: extents of the grid of cells; they are those of `torch.nn.functional.adaptive_avg_pool2d`.
-        fine: extents of the grid of points.
-        vertices, barycentric: of the points.
-    """
+    @property
+    def coarse(self) -> tuple[int, ...]:
+        """Extents of the grid of cells, as `torch.nn.functional.adaptive_avg_pool2d` makes them."""
 
-    coarse: tuple[int, ...]
-    fine: tuple[int, ...]
-    vertices: Tensor
-    barycentric: Tensor
+    @property
+    def fine(self) -> tuple[int, ...]:
+        """Extents of the grid of points."""
+
+    @property
+    def vertices(self) -> Tensor:
+        """Vertices of the points, `[points, d + 1]`."""
+
+    @property
+    def barycentric(self) -> Tensor:
+        """Barycentric weights of the points, `[points, d + 1]`."""
 
     def observe(self, ops: Backend, rows: Tensor) -> Tensor:
         """Return the means, `[lattice points, channels]` to `[cells, channels]`."""

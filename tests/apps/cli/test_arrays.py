@@ -45,7 +45,7 @@ def test_prints_a_note_on_large_bandwidths_of_integers(tmp_path: Path) -> None:
     zarr.create_array(str(tmp_path / "in.zarr"), data=np.zeros((9, 9), np.uint16))
     result = invoke("array", "filter", tmp_path / "in.zarr", tmp_path / "out.zarr", "--sigma-color", 6553)
     assert result.exit_code == 0, result.output
-    assert "note: sigma_color is 6553, but the largest uint16 counts as 1" in result.stderr
+    assert "note: sigma_color is 6553, but white is 1" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -384,6 +384,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     colors = store(tmp_path / "colors.zarr", draw(20, 20, 3))
     stack = store(tmp_path / "stack.zarr", draw(3, 5, 9, 9))
     waves = store(tmp_path / "waves.zarr", draw(9, 9).astype(complex))
+    wide = store(tmp_path / "wide.zarr", draw(9, 9).astype(np.uint32))
     empty = store(tmp_path / "empty.zarr", draw(0, 9), chunks=(3, 3))
     zarr.create_group(str(tmp_path / "group.zarr"))
     levels = [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [0.0, 0.5]}]}]
@@ -404,6 +405,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (colors, tmp_path / "link.zarr", "is not just a result of this job", {"axes": "YXC"}),
         (colors, tmp_path / "other.zarr", "not created by permutohedral", {"axes": "YXC"}),
         (colors, out, "sigma_color is 0", {"axes": "YXC", "sigma_color": 0}),
+        (wide, out, r"uint32 has no rule for sigma_color: pass value_range=\(low, high\)", {}),
         (colors, out, "pass either scheduler", {"axes": "YXC", "workers": 2, "scheduler": "tcp://localhost:1"}),
         (colors, out, "such as 2GiB", {"axes": "YXC", "workers": 2, "memory": "much"}),
         (tmp_path / "folder" / "thesis.txt", out, "cannot read|neither Zarr nor TIFF; save the array as Zarr", {}),
@@ -449,7 +451,7 @@ def test_reports_the_memory_for_wide_margins(tmp_path: Path, monkeypatch: pytest
 
 def test_warns_of_bandwidths_in_units_of_integers(tmp_path: Path) -> None:
     source = store(tmp_path / "in.zarr", draw(20, 20).astype(np.uint16))
-    with pytest.warns(UserWarning, match="the largest uint16 counts as 1, .*; pass 0.1 for 6553 of 65535"):
+    with pytest.warns(UserWarning, match="sigma_color is 6553, but white is 1"):
         run(source, tmp_path / "out.zarr", sigma_color=6553.0)
 
 
@@ -502,3 +504,12 @@ def test_filters_a_folder_of_arrays(tmp_path: Path) -> None:
         str(tmp_path / "out" / name) for name in ("a.zarr", "c.zarr", "deep/b.zarr")
     ]
     np.testing.assert_array_equal(read(tmp_path / "out" / "deep" / "b.zarr"), expected(draw(1, 9, 9), 1.0, 0.1)[0])
+
+
+def test_value_range_sets_the_units_of_integers(tmp_path: Path) -> None:
+    volume = draw(1, 20, 20) * 4095
+    for dtype in (np.uint16, np.uint32):
+        source = store(tmp_path / f"{dtype.__name__}.zarr", volume[0].astype(dtype), dimension_names=("y", "x"))
+        run(source, tmp_path / "out.zarr", sigma_color=0.3, value_range=(0, 4095))
+        wanted = expected(volume.astype(dtype).astype(np.float64), 1.0, 0.3 * 4095)[0]
+        np.testing.assert_allclose(read(tmp_path / "out.zarr"), wanted, rtol=0, atol=0.5001)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage.data
 import torch
-from datasets import data_folder
 from support import assert_close
 from torch import Tensor
 
-from experiments.data.bsds500 import add_noise, load_colors, load_images
+from experiments.data.bsds500 import add_noise, load_images
+from experiments.data.sample import SAMPLE
 from experiments.quality import psnr
 from permutohedral.apps.models.denoiser import Denoiser
 from permutohedral.apps.models.noise_level import estimate_noise
@@ -75,7 +76,7 @@ def test_estimates_the_noise_of_a_large_image() -> None:
 
 
 def test_estimates_the_noise_of_a_photo() -> None:
-    image = load_images("test", data_folder("bsds500"), limit=1)[0]
+    image = load_images("test", SAMPLE, limit=1)[0]
     assert 24 < 255 * estimate_noise(add_noise(image)[None]) < 26
     assert 255 * estimate_noise(image.pixels[None]) < 1
 
@@ -153,8 +154,8 @@ def test_removes_noise_of_any_level(noise: float) -> None:
 @pytest.mark.parametrize(("noise", "gain"), [(2.0, 1.5), (5.0, 2.5), (10.0, 4.0), (20.0, 6.0)])
 def test_removes_weak_noise_of_photos(noise: float, gain: float) -> None:
     """The gain over the noisy photo, in dB."""
-    for photo in load_colors("test", data_folder("bsds500"), limit=2).values():
-        clean = photo[:, 40:232, 60:252]
+    for photo in (skimage.data.chelsea(), skimage.data.rocket()):
+        clean = torch.from_numpy(photo[40:232, 60:252]).permute(2, 0, 1) / 255
         before = clean + noise / 255 * torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
         assert psnr(denoiser()(before, noise / 255), clean) > psnr(before, clean) + gain
 

@@ -80,7 +80,7 @@ def test_filter(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     pb.wait_for_result(page)
     assert "6.0" in pb.shown_code(page, "Python")
-    page.get_by_text("error about").wait_for()
+    page.get_by_text("mean error about").wait_for()
     check_code(page, folder, "smooth.png", monkeypatch)
 
 

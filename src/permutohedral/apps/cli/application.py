@@ -127,23 +127,20 @@ def backends(as_json: Json = False) -> None:
         for device, choices in report["devices"].items():
             typer.echo(f"\n{device}")
             for choice in choices:
-                verdict = "chosen" if choice["chosen"] else choice["reason"] or "runs here, not chosen"
+                verdict = choice["reason"] or "chosen"
                 typer.echo(f"  {choice['name']:<10} {verdict}")
 
 
 def _describe_backends() -> dict[str, Any]:
     import torch
 
-    from permutohedral.ops.dispatch import all_backends, choose_backend
+    import permutohedral as ph
 
-    present = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     devices = {}
-    for device in present:
-        chosen = choose_backend(device).name
-        devices[device] = [
-            {"name": backend.name, "chosen": backend.name == chosen, "reason": backend.blocker(device)}
-            for backend in all_backends()
-        ]
+    for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
+        report = ph.backends.explain(torch.empty(0, device=device))
+        others = [{"name": name, "chosen": False, "reason": reason} for name, reason in report.others.items()]
+        devices[device] = [{"name": report.name, "chosen": True, "reason": None}, *others]
     return {
         "version": __version__,
         "torch": torch.__version__,

@@ -30,6 +30,15 @@ def parse_sigmas(text: str) -> list[float]:
         raise typer.BadParameter(f"{text!r} is not a number, or numbers with commas between") from error
 
 
+def parse_range(text: str) -> tuple[float, float]:
+    """Parse two numbers with a comma between."""
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not two numbers with a comma between") from error
+    return low, high
+
+
 @array.command("filter")
 def filter_array(
     paths: Annotated[
@@ -50,6 +59,15 @@ def filter_array(
             callback=positive, metavar="NUMBER", help="Set the bandwidth in values; the largest integer is 1."
         ),
     ] = 0.1,
+    value_range: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_range,
+            metavar="LOW,HIGH",
+            help="Count these values as 0 and 1, such as 0,4095 for 12 bits.",
+            show_default="0 and the largest integer",
+        ),
+    ] = None,
     axes: Annotated[
         str | None,
         typer.Option(

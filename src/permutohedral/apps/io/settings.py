@@ -28,6 +28,7 @@ Progress = Callable[[float, float, str], None]
 STREAM = Path("-")
 # share of white beyond which all colors are alike
 _LARGEST_SIGMA = 2.0
+_LARGEST_COUNT = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ def digest(description: Any) -> str:
 def check_count(name: str, value: int, least: int = 0) -> None:
     """Raise `InputError` unless a number is whole and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} is {value!r}; pass a whole number of at least {least}")
+        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if value > _LARGEST_COUNT:
+        raise InputError(f"{name} must be at most {_LARGEST_COUNT:,}, got {value!r}")
 
 
 def warn_of_large_sigma(sigma_color: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,15 +20,21 @@ from torch import Tensor
 from permutohedral.apps.io import arrays as stores
 from permutohedral.apps.io.atomic import cannot_write
 from permutohedral.apps.io.partial import PartialStore
-from permutohedral.apps.io.settings import PathLike, Progress, check_outputs, check_positive, choose_device, digest
+from permutohedral.apps.io.settings import (
+    PathLike,
+    Progress,
+    check_outputs,
+    check_positive,
+    choose_device,
+    digest,
+    warn_of_large_sigma,
+)
 from permutohedral.apps.jobs import batch
 from permutohedral.apps.jobs.batch import Errors, Inputs
 from permutohedral.apps.jobs.tasks import TaskPool, open_pool
 from permutohedral.errors import InputError
+from permutohedral.features import numbers_of, range_of
 from permutohedral.filters import tiling
-
-# share of the largest integer beyond which all values are alike
-_LARGEST_SIGMA = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ def filter_array(
     *,
     sigma_space: float | Sequence[float] = 8.0,
     sigma_color: float = 0.1,
+    value_range: tuple[float, float] | None = None,
     axes: str | None = None,
     physical: bool = False,
     device: str = "auto",
@@ -83,7 +89,9 @@ def filter_array(
         output: Zarr store to write, an OME-Zarr if the input is one, or a folder for several. An earlier result is
             replaced; other files and stores, and results with added members, raise `InputError`.
         sigma_space: standard deviation in samples; one number, or one per spatial axis.
-        sigma_color: standard deviation in units of the values; for integers, as a share of the largest value.
+        sigma_color: standard deviation in units of the values; for integers, the largest number counts as 1.
+        value_range: numbers that count as 0 and 1, such as (0, 4095) for 12 bits. Integers other than uint8, uint16 and
+            int16 need it.
         axes: a letter per axis, default: those that the file states. T for times, C for channels, others for space.
         physical: whether `sigma_space` is in the units of an OME-Zarr, such as micrometers, instead of samples.
         device: see `filter_image`; worker processes must have it.
@@ -126,13 +134,16 @@ def filter_array(
         if target in source.resolve().parents or (stores.is_store(source) and source.resolve() in target.parents):
             raise InputError(f"output {target} contains the input, or lies in it; pass another output")
         array = stores.open_source(source, axes)
-        _warn_of_large_sigma(sigma_color, np.dtype(array.dtype))
+        scale = range_of(str(source), array.dtype, value_range)
+        if scale is not None:
+            warn_of_large_sigma(sigma_color)
+        color = sigma_color * (1.0 if scale is None else scale[1] - scale[0])
         stores.check_levels([array.shape, *array.coarser])
         if target.exists() and not stores.is_replaceable(target):
             raise InputError(f"output {target} exists, and is not just a result of this job; pass another output")
         sigmas = _sigmas_in_samples(array, sigma_space, physical)
         with open_pool(workers, memory, scheduler) as pool:
-            tiles = _filter(array, target, sigmas, sigma_color, where, pool, resume, report)
+            tiles = _filter(array, target, sigmas, color, where, pool, resume, report)
         seconds = round(time.perf_counter() - started, 4)
         return FilteredArray(source, target, seconds, None, array.shape, array.axes, *tiles)
 
@@ -282,7 +293,6 @@ def _sigmas_in_samples(
     source: stores.ArraySource, sigma_space: float | Sequence[float], physical: bool
 ) -> tuple[float, ...]:
     """Return a bandwidth in samples for each spatial axis."""
-    from permutohedral.features import numbers_of
 
     sigmas = numbers_of(sigma_space, len(source.space))
     if not physical:
@@ -292,17 +302,6 @@ def _sigmas_in_samples(
     if not min(steps) > 0:
         raise InputError(f"physical needs positive distances between samples, but {source.path} states {steps}")
     return tuple(sigma / step for sigma, step in zip(sigmas, steps, strict=True))
-
-
-def _warn_of_large_sigma(sigma_color: float, dtype: np.dtype[Any]) -> None:
-    """Warn about a bandwidth in units of integers instead of a share of the largest one."""
-    if dtype.kind in "ui" and sigma_color > _LARGEST_SIGMA:
-        largest = np.iinfo(dtype).max
-        warnings.warn(
-            f"sigma_color is {sigma_color:g}, but the largest {dtype} counts as 1, so values hardly matter; pass "
-            f"{sigma_color / largest:.2g} for {sigma_color:g} of {largest}",
-            stacklevel=3,
-        )
 
 
 def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float, device: str) -> _Job:
@@ -316,7 +315,6 @@ def _plan(source: stores.ArraySource, target: Path, sigmas: tuple[float, ...], s
     density = math.inf
     if dtype.kind in "ui":
         limits = np.iinfo(dtype)
-        sigma_color = sigma_color * float(limits.max)
         # noise fills the lattice; tiles with margins are at least three margins wide
         widths = (min(3 * margin, extent) for margin, extent in zip(margins, extents, strict=True))
         density = math.prod(1 / sigma + 2 / width for sigma, width in zip(sigmas, widths, strict=True))

@@ -68,10 +68,10 @@ def filter_photo(photo: Photo, job: Job, progress: Callable[[float], None], chec
     more: dict[str, Any] = {"tile": _TILE} if slow else {}
     found, seconds = _run(job, progress, check=check, **more)
     pixels = read_image(Path(job.files[-1])).pixels
-    details = ["error …"]
+    details = ["estimating the error"]
     if check:
         relative, worst = 100 * found.relative_error, 255 * found.worst_error
-        details = [f"error about <b>{relative:.2g} %</b>, at a pixel <b>{worst:.2g}</b> of 255"]
+        details = [f"mean error about <b>{relative:.2g} %</b>, the largest of the samples <b>{worst:.2g}</b> of 255"]
     layer = make_layer(pixels, photo.image.alpha)
     return Result(layer, seconds, tuple(details), {"smooth.png": lambda: encode_png(photo.image.with_pixels(pixels))})
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nicegui import ui
 
@@ -29,6 +29,8 @@ class Panel:
 
     title = ""
     hint = ""
+    # values of the controls at the start: the defaults of the command
+    start: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -62,6 +64,10 @@ class Panel:
     def options(self) -> dict[str, Any]:
         """Return the values of the controls by option."""
         return {option: control.value for option, control in self.controls.items()}
+
+    def shown_options(self) -> dict[str, Any]:
+        """Return the options that differ from the defaults of the command."""
+        return {name: value for name, value in self.options().items() if value != self.start[name]}
 
     def job(self) -> Job:
         """Return the job for the current controls, whose code is shown."""

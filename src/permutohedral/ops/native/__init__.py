@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import dlpack
 
 from permutohedral.errors import InputError
 from permutohedral.ops.backend import Backend
@@ -23,6 +22,7 @@ from permutohedral.ops.contract import (
     ACCUMULATION,
     SMALLEST_MASS,
     ColorGridTables,
+    FieldPlan,
     FilterTables,
     Needed,
     PairwiseTables,
@@ -41,15 +41,13 @@ from permutohedral.ops.native.bridge import (
     _native,
     contiguous_for_core,
     core,
+    from_dlpack,
     key_core,
     run_in_place,
     run_kernel,
     written,
 )
 from permutohedral.ops.smoothness import AxisNeighbors, SmoothEquations
-
-if TYPE_CHECKING:
-    from permutohedral._native import PendingIndex
 
 # rows that `_sum_rows` adds one after another
 _ROWS_TOGETHER = 512
@@ -75,14 +73,7 @@ def _as_input_error() -> Iterator[None]:
         raise InputError(str(error)) from error
 
 
-def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
-    keys = bridge.empty((pending.num_lattice_points, columns), torch.int32)
-    table = bridge.empty((pending.table_size,), torch.int64)
-    pending.finish(written(keys), written(table))
-    return keys, table
-
-
-def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
+def _number(index: Callable[..., Any], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
     """Assign numbers to distinct keys, `each` of them for each row of `keys`."""
     rows, columns = keys.shape
     check_dimension(columns - 1)
@@ -90,8 +81,7 @@ def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tupl
     if rows == 0:
         return keys.clone(), numbers, torch.empty(0, dtype=torch.int64, device=CPU)
     with _as_input_error():
-        pending = index(keys, written(numbers), bridge.threads(rows * each))
-    unique_keys, table = _finish(pending, columns)
+        unique_keys, table = map(from_dlpack, index(keys, written(numbers), bridge.threads(rows * each)))
     return unique_keys, numbers, table
 
 
@@ -148,19 +138,26 @@ class Native(Backend):
         limit, items = key_limit(features.dtype), None if batch is None else batch.to(torch.int32)
         threads = bridge.threads(points * (d + 1))
         with _as_input_error():
-            pending = core(features.dtype).index_points(
+            found = core(features.dtype).index_points(
                 (features, items), limit, written(vertices), written(barycentric), threads
             )
-        if pending is None:
+        if found is None:
             raise range_error(features, limit)
-        keys, table = _finish(pending, d + 1)
+        keys, table = map(from_dlpack, found)
         return keys, vertices, barycentric, table
 
     def index_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         unique_keys, inverse, table = _number(key_core.index_keys, keys, 1)
         return unique_keys, inverse[:, 0], table
 
-    def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    def find_neighbors(
+        self,
+        source_keys: Tensor,
+        table: Tensor,
+        target_keys: Tensor,
+        offsets: Tensor,
+        opposite: Tensor | None = None,
+    ) -> Tensor:
         targets, filter_size = target_keys.shape[0], offsets.shape[0]
         neighbors = bridge.empty((filter_size, targets), torch.int32)
         if source_keys.shape[0] == 0:
@@ -169,10 +166,8 @@ class Native(Backend):
             return neighbors
         if table.numel() == 0:
             table = _table_of(source_keys)
-        same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
-        same = same and source_keys.stride() == target_keys.stride()
         threads = bridge.threads(neighbors.numel())
-        key_core.find_neighbors(table, target_keys, offsets, same, written(neighbors), threads)
+        key_core.find_neighbors(table, target_keys, offsets, opposite, written(neighbors), threads)
         return neighbors
 
     def transpose_neighbors(self, neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
@@ -206,25 +201,13 @@ class Native(Backend):
         return run_kernel("barycentric_gradient", vertices.shape, work, wide, lattice_values, (vertices, None))
 
     def convolve(
-        self,
-        lattice_values: Tensor,
-        weight: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         shape, work = (neighbors.shape[1], weight.shape[2]), neighbors.shape[1] * weight.numel()
         return run_kernel("convolve", shape, work, lattice_values, weight, neighbors, groups)
 
     def convolve_weight_gradient(
-        self,
-        lattice_values: Tensor,
-        output_gradient: Tensor,
-        neighbors: Tensor,
-        groups: int,
-        reverse_neighbors: Tensor | None = None,
-        opposite: Tensor | None = None,
+        self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
     ) -> Tensor:
         shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
         work = neighbors.numel() * shape[1] * shape[2]
@@ -344,13 +327,12 @@ class Native(Backend):
             guide = guide.new_zeros(()).expand(values.shape[0], 1, *values.shape[2:])
         return run_kernel("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
 
-    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
-        dtype, shape = accumulation_dtype(values.dtype), (num_lattice_points, values.shape[1])
-        out, winners = bridge.empty(shape, dtype), bridge.empty(shape, torch.int32)
-        if out.numel() > 0:
+    def find_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
+        winners = bridge.empty((num_lattice_points, values.shape[1]), torch.int32)
+        if winners.numel() > 0:
             threads = bridge.threads(vertices.numel() * values.shape[1])
-            core(dtype).splat_largest(values, (vertices, None), written(out), written(winners), threads)
-        return out.to(values.dtype), winners
+            core(values.dtype).find_largest(values, (vertices, None), written(winners), threads)
+        return winners
 
     def encode(
         self, positions: Tensor, directions: Tensor | None, table: Tensor, transforms: Tensor, strides: Tensor
@@ -410,39 +392,32 @@ class Native(Backend):
             points = (cells.vertices, cells.barycentric), equations.weights, list(cells.coarse), list(cells.fine)
             data = data[:0]
         rows = smoothness.neighbors.rows, smoothness.scale, smoothness.mass[:, 0], equations.strength[0]
-        solution = bridge.empty(right.shape, right.dtype).copy_(start)
+        solution = bridge.empty(right.shape, right.dtype)
+        # by NumPy, as in `filter_learned`
+        np.copyto(solution.numpy(), start.numpy(force=True))
         if solution.numel() > 0:
             given = (*rows, equations.diagonal, data, *points), right
             threads = bridge.threads(rows[0].numel() * right.shape[1])
             core(right.dtype).solve_smooth(*given, written(solution), iterations, tolerance, threads)
         return solution
 
-    def mean_field(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-    ) -> tuple[Tensor, Saved]:
+    def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved]:
         """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
-        dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
+        dtype, threads = plan.kernels[0].barycentric.dtype, bridge.threads(energies.numel())
         energies = contiguous_for_core(energies, dtype)
         if core(dtype).is_sum_nan(energies, threads):
             raise energies_error()
         out = bridge.empty(energies.shape, dtype)
         if out.numel() == 0:
             return out, ()
-        field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-        state = core(dtype).mean_field(*field, as_logits, written(out), threads)
-        return out, tuple(dlpack.from_dlpack(each) for each in state)
+        field = energies, start, _pairwise_arguments(plan.kernels), plan.steps, SMALLEST_MASS
+        state = core(dtype).mean_field(*field, plan.as_logits, written(out), threads)
+        return out, tuple(map(from_dlpack, state))
 
     def mean_field_backward(
-        self,
-        gradient: Tensor,
-        inputs: Saved,
-        saved: Saved,
-        needed: Needed,
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        as_logits: bool,
+        self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, plan: FieldPlan
     ) -> tuple[Tensor | None, ...]:
-        energies, start, *_ = inputs
+        (energies, start, *_), kernels = inputs, plan.kernels
         dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
         to_energies = bridge.empty(energies.shape, dtype)
         to_start = None if start is None else bridge.empty(energies.shape, dtype)
@@ -450,7 +425,7 @@ class Native(Backend):
             torch.empty((1, 1) if kernel.costs is None else kernel.costs.shape, dtype=dtype, device=CPU)
             for kernel in kernels
         ]
-        field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
+        field = energies, start, _pairwise_arguments(kernels), plan.steps, SMALLEST_MASS
         results = written(to_energies), None if to_start is None else written(to_start), [*map(written, to_kernels)]
         core(dtype).mean_field_gradient(*field, saved, gradient, *results, threads)
         return to_energies, to_start, *to_kernels

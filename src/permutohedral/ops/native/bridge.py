@@ -29,12 +29,16 @@ except ImportError as error:
     ) from error
 
 to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
+# of a capsule, without the questions that torch asks of other objects
+from_dlpack: Any = torch._C._from_dlpack
 # environment variable: how much freed memory the core keeps for the next calls, in megabytes
 KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
 # environment variable: the largest number of threads of the core, for one of several worker processes
 THREADS_VARIABLE = "PERMUTOHEDRAL_NUM_THREADS"
 # versions 2 and 1 of control groups: processor time per period, and the period
 _CONTROL_GROUPS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+# smaller planes are copied by torch, in a third of the time
+_LEAST_INTERLEAVED = 1 << 12
 # named in every call: torch.set_default_device may have set another
 CPU = torch.device("cpu")
 
@@ -147,7 +151,8 @@ def contiguous_for_core(tensor: Tensor, dtype: torch.dtype | None = None) -> Ten
     if tensor.is_contiguous():
         return tensor
     interleaved = tensor.dim() == 2 and tensor.dtype in (torch.float32, torch.float64) and tensor.mT.is_contiguous()
-    if not interleaved:
+    # torch copies small tensors in the calling thread
+    if not interleaved or tensor.numel() < _LEAST_INTERLEAVED:
         return tensor.contiguous()
     # the planes of an image, viewed as points
     rows = empty(tensor.shape, tensor.dtype)
@@ -159,7 +164,8 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """Return an uninitialized tensor. The core keeps the memory of large ones when they are freed."""
     if math.prod(shape) * dtype.itemsize < _native.LEAST_KEPT_BYTES:
         return torch.empty(shape, dtype=dtype, device=CPU)
-    return dlpack.from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+    fresh: Tensor = from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+    return fresh
 
 
 def run_in_place(kernel: str, rows: Tensor, by: Tensor) -> Tensor:

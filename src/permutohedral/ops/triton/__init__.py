@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from permutohedral.ops.backend import Backend
-from permutohedral.ops.constants import axis_offsets
-from permutohedral.ops.contract import PairwiseTables, Saved
+from permutohedral.ops.constants import axis_offsets, axis_opposite
+from permutohedral.ops.contract import FieldPlan, Saved
 from permutohedral.ops.items import ItemsNorm
 from permutohedral.ops.reference import index_keys
 from permutohedral.ops.triton.build import lattice, picture_features
@@ -20,7 +20,7 @@ from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.encoding import encode, encode_backward
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
-from permutohedral.ops.triton.filter.largest import splat_largest
+from permutohedral.ops.triton.filter.largest import find_largest
 from permutohedral.ops.triton.filter.learned_filter import filter_learned, filter_learned_backward
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice, slice_planes
 from permutohedral.ops.triton.filter.splat import splat
@@ -46,7 +46,7 @@ class Triton(Backend):
     slice = staticmethod(slice)
     slice_planes = staticmethod(slice_planes)
     barycentric_gradient = staticmethod(barycentric_gradient)
-    splat_largest = staticmethod(splat_largest)
+    find_largest = staticmethod(find_largest)
     convolve = staticmethod(convolve)
     convolve_weight_gradient = staticmethod(convolve_weight_gradient)
     blur = staticmethod(blur)
@@ -75,14 +75,20 @@ class Triton(Backend):
         return picture_features.picture_features(guide, float(sigma_space[0]), float(sigma_color[0]), shift)
 
     def index_with_neighbors(
-        self, features: Tensor, batch: Tensor | None, offsets: Tensor, check: Callable[[int], None]
+        self,
+        features: Tensor,
+        batch: Tensor | None,
+        offsets: Tensor,
+        opposite: Tensor,
+        check: Callable[[int], None],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         blocker = lattice.ahead_blocker(features, offsets.shape[0])
         if blocker is None:
-            found = lattice.index_with_neighbors(features, batch, offsets)
+            found = lattice.index_with_neighbors(features, batch, offsets, opposite)
             if found is not None:
                 return found
-        return self.decline(blocker or _TOO_LARGE, super().index_with_neighbors, features, batch, offsets, check)
+        given = features, batch, offsets, opposite, check
+        return self.decline(blocker or _TOO_LARGE, super().index_with_neighbors, *given)
 
     def filter_points(
         self, values: Tensor, features: Tensor, batch: Tensor | None, check: Callable[[int], None]
@@ -94,17 +100,16 @@ class Triton(Backend):
         if found is not None:
             return found
         # not by `index_with_neighbors`, which cannot pack these keys either
-        offsets = axis_offsets(features.shape[1], features.device)
-        tables = self.decline(_TOO_LARGE, super().index_with_neighbors, features, batch, offsets, check)
+        along = features.shape[1], features.device
+        given = features, batch, axis_offsets(*along), axis_opposite(*along), check
+        tables = self.decline(_TOO_LARGE, super().index_with_neighbors, *given)
         return self.filter_gaussian(values, *tables[1:3], tables[4], *tables[1:3])
 
-    def mean_field(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-    ) -> tuple[Tensor, Saved | None]:
-        blocker = mean_field.field_blocker(energies, kernels[0].barycentric.dtype, as_logits)
+    def mean_field(self, energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved | None]:
+        blocker = mean_field.field_blocker(energies, plan)
         if blocker is not None:
-            return self.decline(blocker, super().mean_field, energies, start, kernels, steps, as_logits)
-        return mean_field.mean_field(energies, start, kernels, steps, as_logits)
+            return self.decline(blocker, super().mean_field, energies, start, plan)
+        return mean_field.mean_field(energies, start, plan)
 
     def normalize_items(
         self, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm

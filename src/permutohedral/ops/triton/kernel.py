@@ -82,10 +82,10 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 
 def empty_corners(points: int, corners: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate `[points, corners]`, corner by corner, each padded to a multiple of four points."""
-    room = (points + 3) & ~3
-    whole = torch.empty_strided((room, corners), (1, room), dtype=dtype, device=device)
+    padded = (points + 3) & ~3
+    whole = torch.empty_strided((padded, corners), (1, padded), dtype=dtype, device=device)
     # the fastest way to shorten it
-    return whole if room == points else whole.as_strided((points, corners), (1, room))
+    return whole if padded == points else whole.as_strided((points, corners), (1, padded))
 
 
 # the stream of a device that work is queued in; builds of torch for the CPU have none

@@ -1,4 +1,9 @@
-"""Block shapes of the convolution and of its gradient: those that were fastest on an H200, smaller if they must be."""
+"""Block shapes of the convolution and of its gradient: those that were fastest on an H200, smaller if they must be.
+
+To tune them for another GPU, change a shape here and compare it with the last commit:
+
+    python -m benchmarks compare HEAD --device cuda --only G2
+"""
 
 from __future__ import annotations
 

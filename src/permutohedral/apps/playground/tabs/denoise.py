@@ -25,6 +25,7 @@ class DenoisePanel(Panel):
     """Noise removal from the photo, or from the photo with added noise."""
 
     title = "denoise"
+    start = START
     hint = "Removes noise with a shipped network. The middle of the photo comes first, then the rest."
 
     def add_controls(self) -> None:
@@ -34,7 +35,7 @@ class DenoisePanel(Panel):
         self._added = Slider("noise to add first", (0.0, *_NOISE), 0.0, " of 255", self.refresh)
 
     def add_view(self) -> None:
-        Viewer(self.session.key, {"before": "denoise/before", "after": "denoise/after"}, ("noisy photo", "denoised"))
+        Viewer(self.session.key, {"before": "denoise/before", "after": "denoise/after"}, ("before", "denoised"))
 
     def add_example_noise(self) -> None:
         """Add noise to the example photo, which has none."""
@@ -47,7 +48,7 @@ class DenoisePanel(Panel):
     def job(self) -> Job:
         # noise of the page is in a file to download
         source = "noisy.png" if self._added.value else self.photo.name
-        return Job("denoise_image", (source, "clean.png"), self.options())
+        return Job("denoise_image", (source, "clean.png"), self.shown_options())
 
     def compute(self) -> None:
         photo, options, added, number = self.photo, self.options(), self._added.value, self.number

@@ -23,7 +23,11 @@ class FilterPanel(Panel):
     """Bilateral filter of the photo."""
 
     title = "filter"
-    hint = "Averages pixels that are near in place and in color: smooths, and keeps edges."
+    start = START
+    hint = (
+        "Averages pixels that are near in place and in color: smooths, and keeps edges. A large sigma over space makes "
+        "regions flat, and their edges sharp."
+    )
 
     def add_controls(self) -> None:
         self.controls = {
@@ -37,7 +41,7 @@ class FilterPanel(Panel):
         Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
 
     def job(self) -> Job:
-        return Job("filter_image", (self.photo.name, "smooth.png"), self.options())
+        return Job("filter_image", (self.photo.name, "smooth.png"), self.shown_options())
 
     def compute(self) -> None:
         photo, options, number = self.photo, self.options(), self.number

@@ -32,10 +32,8 @@ class SegmentPanel(Panel):
     """Segmentation of the photo from strokes."""
 
     title = "segment"
-    hint = (
-        "Draw over regions with the mouse, each with its own brush: a dense random field spreads them to pixels of "
-        "similar color."
-    )
+    start = START
+    hint = "Draw over regions, each with its own brush: a dense random field spreads them to pixels of similar color."
 
     def add_controls(self) -> None:
         self._strokes: list[Stroke] = []
@@ -72,7 +70,7 @@ class SegmentPanel(Panel):
         self.refresh()
 
     def job(self) -> Job:
-        return Job("segment_image", (self.photo.name, "out.png"), {"labels": "labels.png", **self.options()})
+        return Job("segment_image", (self.photo.name, "out.png"), {"labels": "labels.png", **self.shown_options()})
 
     def compute(self) -> None:
         photo, strokes, options, number = self.photo, tuple(self._strokes), self.options(), self.number

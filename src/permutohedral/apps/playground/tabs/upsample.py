@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from permutohedral.apps.playground.compute import Material
     from permutohedral.apps.playground.photos import Photo
 
-# values of the controls at the start: the defaults of `permutohedral image upsample`
+# values of the controls at the start: the defaults of `permutohedral map upsample`
 START: dict[str, Any] = {"mode": "solver", "sigma_luma": 0.12, "sigma_chroma": 0.05, "smoothness": 0.3}
 # in the order of their time
 MODES = ("gaussian", "affine", "solver")
@@ -28,14 +28,16 @@ _SIGMA = (0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5)
 
 def upsample_job(coarse: str | Path, guide: str | Path, output: str | Path, options: dict[str, Any]) -> Job:
     """Return the job of this tab; smoothness is an option of the mode "solver"."""
-    smoothness = options["smoothness"] if options["mode"] == "solver" else None
-    return Job("upsample_map", (coarse, output), {"guide": guide, **options, "smoothness": smoothness})
+    if options.get("mode", START["mode"]) != "solver":
+        options = {**options, "smoothness": None}
+    return Job("upsample_map", (coarse, output), {"guide": guide, **options})
 
 
 class UpsamplePanel(Panel):
     """Upsampling of a small map along the edges of the photo."""
 
     title = "upsample"
+    start = START
     hint = (
         "Upsamples a small map to the size of the photo, along its edges. Without a map, the colors of the photo at a "
         "fraction of its size are upsampled along its brightness, so that the truth is known."
@@ -65,7 +67,7 @@ class UpsamplePanel(Panel):
 
     def job(self) -> Job:
         coarse, guide = ("coarse.png", "guide.png") if self._map is None else (self._map[1], self.photo.name)
-        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self.options())
+        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self.shown_options())
 
     def compute(self) -> None:
         photo, given, options, number = self.photo, self._map, self.options(), self.number

@@ -54,7 +54,7 @@ def find_simplex(features, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: t
     row = tl.arange(0, ROWS)[:, None]
     elevated = elevate(features, point, STRIDE, D, ROWS)
     dtype: tl.constexpr = elevated.dtype
-    # key_limit of primitives.py
+    # `key_limit` of contract.py
     limit: tl.constexpr = 2**30 if dtype == tl.float64 else 2**24
     valid = tl.min((tl.abs(elevated) < limit).to(tl.int32), axis=0) > 0
 

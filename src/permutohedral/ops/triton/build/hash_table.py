@@ -2,7 +2,8 @@
 
 A lattice point is an item, a corner class j and d quotients q_i; its coordinates are (d+1) q_i + j. One positive int64,
 the *code*, holds them all. Equal codes are equal keys, so the table needs no second comparison. The header holds
-how many bits each part gets, and is written on the device.
+how many bits each part gets, and is written on the device. (The core on the CPU packs other digits, differences of
+coordinates: `native/index/key_packing.hpp`.)
 
 The table is one int64 tensor: a header of `HEADER` words, then `capacity` slots of two words each. The words are the
 code (0: empty slot) and the row number plus one (0: not known yet), so that one memory access reads both. All zeros are

@@ -56,7 +56,6 @@ from permutohedral.ops.triton.build.neighbors import (
     TapPairs,
     fill_mirrored_taps,
     is_worth_pairing,
-    pair_taps,
     search_into,
     search_packed,
 )
@@ -175,7 +174,7 @@ def pack_by_range_kernel(header, bounds, CORNER_BITS: tl.constexpr, D: tl.conste
         bits += (extent > (tl.full([ROWS], 1, tl.int64) << k)).to(tl.int64)
     bits = tl.where(row < D, bits, 0)
     items = 1 - tl.minimum(tl.load(bounds + 2 * ROWS), 0).to(tl.int64)
-    room = tl.full([], 1, tl.int64) << tl.maximum(63 - CORNER_BITS - tl.sum(bits, axis=0), 0)
+    most_items = tl.full([], 1, tl.int64) << tl.maximum(63 - CORNER_BITS - tl.sum(bits, axis=0), 0)
     tl.store(header + LOW + row, low - 1, mask=row < D)
     tl.store(header + EXTENT + row, extent, mask=row < D)
     before = CORNER_BITS + tl.cumsum(bits, axis=0) - bits
@@ -183,7 +182,7 @@ def pack_by_range_kernel(header, bounds, CORNER_BITS: tl.constexpr, D: tl.conste
     tl.store(header + UNIT, tl.sum(tl.where(row < D, tl.full([ROWS], 1, tl.int64) << before, 0), axis=0))
     tl.store(header + ITEM_SHIFT, CORNER_BITS + tl.sum(bits, axis=0))
     tl.store(header + ITEM_EXTENT, items)
-    if (tl.sum(bits, axis=0) > 63 - CORNER_BITS) | (items > room):
+    if (tl.sum(bits, axis=0) > 63 - CORNER_BITS) | (items > most_items):
         tl.store(header + NO_ROOM, 1)
 
 
@@ -218,9 +217,9 @@ def pack_digits(
     else:
         shift = tl.load(header + SHIFT + row, mask=coordinate, other=0)
         fits = (digit > 0) & (digit < tl.load(header + EXTENT + row, mask=coordinate, other=0))
-    room = tl.min((fits | (row >= D)).to(tl.int32), axis=0) > 0
+    all_fit = tl.min((fits | (row >= D)).to(tl.int32), axis=0) > 0
     code = tl.sum(tl.where(coordinate, digit.to(tl.int64) << shift, 0), axis=0)
-    return code, tl.where(coordinate, tl.full([1, 1], 1, tl.int64) << shift, 0), room
+    return code, tl.where(coordinate, tl.full([1, 1], 1, tl.int64) << shift, 0), all_fit
 
 
 @triton.jit
@@ -285,21 +284,21 @@ def insert_points_kernel(
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + place, weights, mask=real)
 
-    base, units, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
+    base, units, fits = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
     if HAS_BATCH:
         item = tl.load(batch + point).to(tl.int64)
         valid = valid & (item >= 0)
         if DIGIT_BITS > 0:
-            room = room & (item < (1 << ITEM_BITS))
+            fits = fits & (item < (1 << ITEM_BITS))
             base += item << (CORNER_BITS + D * DIGIT_BITS)
         else:
-            room = room & (item < tl.load(table + ITEM_EXTENT))
+            fits = fits & (item < tl.load(table + ITEM_EXTENT))
             base += item << tl.load(table + ITEM_SHIFT)
-    usable = valid & room
+    usable = valid & fits
     if tl.min(usable.to(tl.int32), axis=0) == 0:
         if tl.min(valid.to(tl.int32), axis=0) == 0:
             tl.store(table + BAD_FEATURE, 1)
-        if tl.min(room.to(tl.int32), axis=0) == 0:
+        if tl.min(fits.to(tl.int32), axis=0) == 0:
             tl.store(table + NO_ROOM, 1)
 
     # corner j lies one cell lower along the j coordinates of largest rank; rows beyond d repeat corner 0
@@ -333,7 +332,7 @@ def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, P
 
 @kernel(sizes=["most_rows", "other_capacity", "taps"], options=["num_warps"])
 def unpack_kernel(
-    table, codes, keys, other, neighbors, partners, most_rows, other_capacity, taps,
+    table, codes, keys, other, neighbors, opposite, most_rows, other_capacity, taps,
     MOVE: tl.constexpr, PAIRED: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -353,7 +352,7 @@ def unpack_kernel(
         number = tl.minimum(place, num_rows - 1)
         code = tl.load(codes + number)
         if PAIRED:
-            fill_mirrored_taps(neighbors, partners, first, num_rows, taps, BLOCK)
+            fill_mirrored_taps(neighbors, opposite, first, num_rows, taps, BLOCK)
         if MOVE:
             move_rows(table, other, code, number, other_capacity, CORNER_BITS, PTX, D)
         corner = code & ((1 << CORNER_BITS) - 1)
@@ -424,11 +423,11 @@ def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, pairs: T
     With `pairs`, prepare their neighbors for `search_into`: as many columns as there are lattice points.
     """
     table, (rows, columns) = insertion.table, keys.shape
-    neighbors, partners = (keys, keys) if pairs is None else pairs
+    neighbors, opposite = (keys, keys) if pairs is None else pairs
     move = other is not table
     blocks = (INSERT_BLOCK, cdiv(INSERT_BLOCK, 32)) if move else (_UNPACK_BLOCK, _UNPACK_WARPS)
     variant = unpack_kernel[(move, pairs is not None, (columns - 1).bit_length(), HAS_PTX, columns - 1, *blocks)]
-    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, partners
+    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, opposite
     variant(variant.tiles(rows, 1), tensors, (rows, other.capacity, neighbors.shape[0]))
 
 
@@ -677,7 +676,7 @@ def ahead_blocker(features: Tensor, taps: int) -> str | None:
 
 @on_device
 def index_with_neighbors(
-    features: Tensor, batch: Tensor | None, offsets: Tensor
+    features: Tensor, batch: Tensor | None, offsets: Tensor, opposite: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """Run `index_with_neighbors`; None if keys do not fit one word."""
     (points, d), taps = features.shape, offsets.shape[0]
@@ -688,9 +687,9 @@ def index_with_neighbors(
             return None
         neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
         # most lattices have fewer rows
-        partners = pair_taps(offsets) if is_worth_pairing(taps, rows // 4) else None
-        keys, table = unpack(insertion, rows, None if partners is None else (neighbors, partners))
-        search_into(neighbors, table, insertion.codes, offsets, True, partners is not None, partners)
+        paired = is_worth_pairing(taps, rows // 4)
+        keys, table = unpack(insertion, rows, (neighbors, opposite) if paired else None)
+        search_into(neighbors, table, insertion.codes, offsets, True, opposite if paired else None)
         return keys, table, neighbors
 
     built = insert_with_retry(features, batch, search_ahead)
@@ -699,7 +698,13 @@ def index_with_neighbors(
     insertion, number, ahead = built
     if ahead is None or number > rows:
         keys, vertices, barycentric, storage = finish(insertion, number)
-        return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
+        return (
+            keys,
+            vertices,
+            barycentric,
+            storage,
+            search_packed(PackedTable(storage), keys, number, offsets, opposite),
+        )
     keys, table, neighbors = ahead
     neighbors = neighbors.as_strided((taps, number), (number, 1))
     return _shorten(keys, number), insertion.vertices, insertion.barycentric, table.storage, neighbors

@@ -41,7 +41,7 @@ from permutohedral.ops.triton.build.lattice import (
 from permutohedral.ops.triton.filter.slice import slice
 from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, kernel, on_device
 
-# parent of a row without a lattice point: beyond all rows, so that splat, slice and splat_largest leave it out
+# parent of a row without a lattice point: beyond all rows, so that splat, slice and find_largest leave it out
 UNUSED = tl.constexpr(1 << 30)
 
 
@@ -98,17 +98,17 @@ def insert_parents_kernel(
     item = tl.load(keys + vertex * (D + 1))
     used = tl.broadcast_to(item >= 0, [2, BLOCK])
     code = tl.broadcast_to(item.to(tl.int64) << tl.load(table + ITEM_SHIFT), [2, BLOCK])
-    room = tl.full([2, BLOCK], 1, tl.int1)
+    fits = tl.full([2, BLOCK], 1, tl.int1)
     corner = tl.zeros([2, BLOCK], tl.int32)
     for i in tl.static_range(D):
         coordinate, step = edge_step(keys, vertex, odd, i, D)
         quotient, corner = floor_quotient((coordinate + (2 * which - 1) * step) >> 1, D)
         digit = quotient - ((tl.load(table + LOW + i) >> 1) - 2).to(tl.int32)
-        room = room & (digit > 0) & (digit < tl.load(table + EXTENT + i).to(tl.int32))
+        fits = fits & (digit > 0) & (digit < tl.load(table + EXTENT + i).to(tl.int32))
         code += digit.to(tl.int64) << tl.load(table + SHIFT + i)
-    if is_any(used & ~room):
+    if is_any(used & ~fits):
         tl.store(coarse + NO_ROOM, 1)
-    wanted = used & room
+    wanted = used & fits
     # not EMPTY, and never a real code: corner d+1 does not occur
     code = tl.where(wanted, code + corner, D + 1)
     slot, number, created, lost = insert(coarse, code, tl.load(table + UNIT), wanted, capacity, CORNER_BITS, PTX, D)

@@ -20,18 +20,14 @@ from permutohedral.ops.triton.build.hash_table import (
     floor_quotient,
     look_up,
 )
-from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, fill_block, kernel, on_device, power_of_two
+from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, fill_block, kernel, on_device
 
-# one program compares all pairs of taps
-_MOST_PAIRED_TAPS = 64
 # fewer look-ups take less time than filling a table with -1
 _WORTH_PAIRING = 1 << 21
 # targets of a program; programs that fill a large GPU
 _BLOCK, _PROGRAMS = 128, 1 << 13
-# partners of taps: looked up alone; written by the opposite tap
-_ALONE, _MIRRORED = tl.constexpr(-1), tl.constexpr(-2)
 
-# neighbors int32 `[taps, rows]`, and the partners of the taps: see `pair_taps_kernel`
+# neighbors int32 `[taps, rows]`, and the opposite of each tap
 TapPairs = tuple[Tensor, Tensor]
 
 
@@ -89,57 +85,36 @@ def look_up_tap(
     return row
 
 
-@kernel(sizes=["taps"], options=["num_warps"])
-def pair_taps_kernel(offsets, partners, taps, D: tl.constexpr, TAPS: tl.constexpr):
-    """Find the opposite of every tap: write the tap that mirrors it, itself for the center, _ALONE or _MIRRORED.
-
-    An offset may occur twice; only its first tap is paired.
-    """
-    tap = tl.arange(0, TAPS)
-    negative = (tap < taps)[None, :] & (tap < taps)[:, None]
-    equal = negative
-    for i in tl.static_range(D):
-        offset = tl.load(offsets + tap * D + i, mask=tap < taps, other=0)
-        negative = negative & (offset[None, :] == -offset[:, None])
-        equal = equal & (offset[None, :] == offset[:, None])
-    opposite = tl.min(tl.where(negative, tap[None, :], TAPS), axis=1)
-    first = tl.min(tl.where(equal, tap[None, :], TAPS), axis=1)
-    partner = tl.where(opposite < tap, _MIRRORED, opposite)
-    partner = tl.where((first == tap) & (opposite < TAPS), partner, _ALONE)
-    tl.store(partners + tap, partner, mask=tap < taps)
-
-
 @triton.jit
-def fill_mirrored_taps(neighbors, partners, first_row, num_rows, taps, BLOCK: tl.constexpr):
+def fill_mirrored_taps(neighbors, opposite, first_row, num_rows, taps, BLOCK: tl.constexpr):
     """Fill a BLOCK of columns of `neighbors [taps, rows]` with -1, for taps that their opposite tap writes."""
     for tap in range(taps):
-        if tl.load(partners + tap) == _MIRRORED:
+        if tl.load(opposite + tap) < tap:
             fill_block(neighbors + tl.cast(tap, tl.int64) * num_rows, first_row, num_rows, -1, BLOCK)
 
 
 @triton.jit
 def find_pair(
-    table, targets, offsets, neighbors, partners, target, here, inside, unit, capacity, num_targets, tap,
+    table, targets, offsets, neighbors, opposite, target, here, inside, unit, capacity, num_targets, tap,
     CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Look up a tap and write the opposite one with it; skip a mirrored tap."""
+    """Look up a tap and write the opposite one with it; skip the second of the two."""
     row = neighbors + tl.cast(tap, tl.int64) * num_targets
-    partner = tl.load(partners + tap)
+    partner = tl.load(opposite + tap)
     if partner == tap:
         tl.store(row + target, target, mask=inside)
-    elif partner != _MIRRORED:
+    elif partner > tap:
         found = look_up_tap(
             table, targets, offsets + tap * D, target, here, inside, unit, capacity, CORNER_BITS, PTX, D
         )  # fmt: skip
         tl.store(row + target, found, mask=inside)
-        if partner >= 0:
-            back = neighbors + partner.to(tl.int64) * num_targets
-            tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
+        back = neighbors + partner * num_targets
+        tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
 
 
 @kernel(sizes=["capacity", "num_targets", "taps", "parts"], options=["num_warps"])
 def find_neighbors_kernel(
-    table, targets, offsets, neighbors, partners, capacity, num_targets, taps, parts,
+    table, targets, offsets, neighbors, opposite, capacity, num_targets, taps, parts,
     COUNTED: tl.constexpr, PAIRED: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +136,7 @@ def find_neighbors_kernel(
         for tap in range(tl.program_id(0) % parts, taps, parts):
             if PAIRED:
                 find_pair(
-                    table, targets, offsets, neighbors, partners, target, here, inside, unit, capacity, existing, tap,
+                    table, targets, offsets, neighbors, opposite, target, here, inside, unit, capacity, existing, tap,
                     CORNER_BITS, PTX, D,
                 )  # fmt: skip
             else:
@@ -182,18 +157,12 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
 
 def is_worth_pairing(taps: int, targets: int) -> bool:
     """Return whether opposite taps of this many targets, which are the sources, are looked up as one."""
-    return taps <= _MOST_PAIRED_TAPS and taps * targets >= _WORTH_PAIRING
+    return taps * targets >= _WORTH_PAIRING
 
 
-def pair_taps(offsets: Tensor) -> Tensor:
-    """Return the partner of each tap, int32: see `pair_taps_kernel`."""
-    taps, d = offsets.shape
-    partners = torch.empty(taps, dtype=torch.int32, device=offsets.device)
-    pair_taps_kernel[d, power_of_two(taps), 4]((1, 1, 1), (offsets, partners), (taps,))
-    return partners
-
-
-def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets: Tensor, shared: bool) -> Tensor:
+def search_packed(
+    table: PackedTable, targets: Tensor, num_targets: int, offsets: Tensor, opposite: Tensor | None
+) -> Tensor:
     """Return the rows of the table's keys at each offset from the targets: int32 `[taps, targets]`, -1 for none.
 
     Args:
@@ -202,13 +171,15 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
             coordinate.
         num_targets: number of targets, if more rows follow.
         offsets: int32 `[taps, d]`.
-        shared: the targets are the rows of the table; opposite taps are then looked up as one.
+        opposite: see `find_neighbors`.
     """
     taps = offsets.shape[0]
     neighbors = torch.empty(taps, num_targets, dtype=torch.int32, device=targets.device)
     if taps and num_targets:
-        paired = shared and is_worth_pairing(taps, num_targets)
-        search_into(neighbors.fill_(-1) if paired else neighbors, table, targets, offsets, False, paired)
+        if opposite is None or not is_worth_pairing(taps, num_targets):
+            search_into(neighbors, table, targets, offsets, False)
+        else:
+            search_into(neighbors.fill_(-1), table, targets, offsets, False, opposite)
     return neighbors
 
 
@@ -218,33 +189,31 @@ def search_into(
     targets: Tensor,
     offsets: Tensor,
     counted: bool,
-    paired: bool,
-    partners: Tensor | None = None,
+    opposite: Tensor | None = None,
 ) -> None:
     """Fill `neighbors [taps, targets]`, which is not empty.
 
     With `counted`, before the host knows the number of targets: the columns are stored as if there were exactly as many
-    as the table holds, and nothing is written if these are more. With `paired` mirrored taps already hold -1;
-    `partners` are those of `pair_taps`, if they are known.
+    as the table holds, and nothing is written if these are more. With `opposite`, opposite taps are looked up as one,
+    and the second of them already holds -1.
     """
     taps, num_targets = neighbors.shape
     d, blocks = offsets.shape[1], cdiv(num_targets, _BLOCK)
-    if partners is None:
-        partners = pair_taps(offsets) if paired else neighbors
     # enough programs to fill a large GPU
     parts = min(taps, cdiv(_PROGRAMS, blocks))
-    variant = find_neighbors_kernel[counted, paired, d.bit_length(), HAS_PTX, d, _BLOCK, 2]
-    tensors = table.storage, targets, offsets, neighbors, partners
+    variant = find_neighbors_kernel[counted, opposite is not None, d.bit_length(), HAS_PTX, d, _BLOCK, 2]
+    tensors = table.storage, targets, offsets, neighbors, neighbors if opposite is None else opposite
     variant((blocks * parts, 1, 1), tensors, (table.capacity, num_targets, taps, parts))
 
 
 @on_device
-def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+def find_neighbors(
+    source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor, opposite: Tensor | None = None
+) -> Tensor:
     if not PackedTable.holds(table):
         return reference.find_neighbors(source_keys, table, target_keys, offsets)
-    shared = source_keys is target_keys
     target_keys, offsets = target_keys.contiguous(), offsets.contiguous()
-    return search_packed(PackedTable(table), target_keys, target_keys.shape[0], offsets, shared)
+    return search_packed(PackedTable(table), target_keys, target_keys.shape[0], offsets, opposite)
 
 
 @on_device

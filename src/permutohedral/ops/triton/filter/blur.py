@@ -108,11 +108,11 @@ def blur_passes(
     axis_neighbors: Tensor,
     reverse: bool,
     table: Tensor | None = None,
-    room: Sequence[Tensor] | None = None,
+    buffers: Sequence[Tensor] | None = None,
 ) -> tuple[list[Launch], Tensor]:
     """Return the launches of `blur_rows` and the tensor with the result.
 
-    The result is the first of two tensors like `lattice_values`, of at least 32 bits, if these are given as `room`.
+    The result is the first of two tensors like `lattice_values`, of at least 32 bits, if these are given as `buffers`.
     """
     num, channels = lattice_values.shape
     axes = list(range(axis_neighbors.shape[0] // 2))
@@ -122,12 +122,12 @@ def blur_passes(
     passes = [axes[first : first + per_pass] for first in range(0, len(axes), per_pass)]
     between = accumulation_dtype(lattice_values.dtype)
     # two buffers in turn, the result in the last of them
-    if room is None:
+    if buffers is None:
         last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
         spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
         spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
     else:
-        last, spare = room[0], [*room]
+        last, spare = buffers[0], [*buffers]
     launches: list[Launch] = []
     for number, axis in enumerate(passes, 1):
         output = last if number == len(passes) else spare[(len(passes) - number) % 2]

@@ -200,14 +200,7 @@ def _convolve_into(
 
 
 @on_device
-def convolve(
-    lattice_values: Tensor,
-    weight: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    reverse_neighbors: Tensor | None = None,
-    opposite: Tensor | None = None,
-) -> Tensor:
+def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None) -> Tensor:
     (_, in_channels, out_channels), targets, dtype = weight.shape, neighbors.shape[1], lattice_values.dtype
     if lattice_values.numel() == 0 or targets == 0 or out_channels == 0:
         return lattice_values.new_zeros(targets, out_channels)

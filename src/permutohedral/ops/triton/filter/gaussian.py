@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.ops.constants import axis_offsets
+from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.contract import SMALLEST_MASS, blur_gain
 from permutohedral.ops.triton.build.hash_table import PackedTable
 from permutohedral.ops.triton.build.lattice import (
@@ -106,7 +106,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         if not is_small or insertion.by_range:
             return output, offsets, splat_sums(_some_channels(values, 0), vertices, barycentric, rows, 1)
         neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=features.device)
-        search_into(neighbors, insertion.table, insertion.codes, offsets, True, False)
+        search_into(neighbors, insertion.table, insertion.codes, offsets, True)
         tables = vertices, barycentric, neighbors, vertices, barycentric
         _filter(output, values, tables, insertion.table.storage)
         return output, offsets, None
@@ -123,7 +123,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None) -> Ten
         if insertion.by_range:
             targets, _, _, storage = finish(insertion, number)
             table = PackedTable(storage)
-        neighbors = search_packed(table, targets, number, offsets, True)
+        neighbors = search_packed(table, targets, number, offsets, axis_opposite(d, features.device))
         known = None if sums is None or number > rows else sums[:number]
         _filter(output, values, (vertices, barycentric, neighbors, vertices, barycentric), sums=known)
     return output

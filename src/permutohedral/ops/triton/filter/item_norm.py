@@ -208,13 +208,13 @@ def differentiate_norm_kernel(
         there = output + row[:, None] * CHANNELS + channel[None, :]
         tl.store(there, found.to(output.dtype.element_ty), mask=mask)
     if item + chunk == 0:
-        to_weight = tl.zeros([BLOCK_C], sums.dtype.element_ty)
-        to_bias = tl.zeros([BLOCK_C], sums.dtype.element_ty)
+        weight_gradient = tl.zeros([BLOCK_C], sums.dtype.element_ty)
+        bias_gradient = tl.zeros([BLOCK_C], sums.dtype.element_ty)
         for each in range(tl.num_programs(0)):
-            to_weight += sum_parts(second_of(sums, CHANNELS, CHUNKS), each, channel, CHANNELS, CHUNKS)
-            to_bias += sum_parts(sums, each, channel, CHANNELS, CHUNKS)
-        tl.store(of_affine + channel, to_weight.to(of_affine.dtype.element_ty), mask=real)
-        tl.store(of_affine + CHANNELS + channel, to_bias.to(of_affine.dtype.element_ty), mask=real)
+            weight_gradient += sum_parts(second_of(sums, CHANNELS, CHUNKS), each, channel, CHANNELS, CHUNKS)
+            bias_gradient += sum_parts(sums, each, channel, CHANNELS, CHUNKS)
+        tl.store(of_affine + channel, weight_gradient.to(of_affine.dtype.element_ty), mask=real)
+        tl.store(of_affine + CHANNELS + channel, bias_gradient.to(of_affine.dtype.element_ty), mask=real)
 
 
 def _chunks(items: int) -> int:

@@ -1,4 +1,4 @@
-"""The largest value of each channel among the points around a lattice point, and the point that has it.
+"""The point that has the largest value of each channel among the points around a lattice point.
 
 The points of every lattice point are listed first, so that no atomic operations are needed.
 """
@@ -20,8 +20,8 @@ _ENTRIES = 32
 
 
 @triton.jit
-def best_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Reduce `[rows * entries, channels]` to `[rows, channels]`: the largest and its winner, -1 for none."""
+def winner_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Reduce `[rows * entries, channels]` to the winners `[rows, channels]`, -1 for none."""
     last: tl.constexpr = 2**31 - 1
     best = tl.reshape(best, [ROWS, ENTRIES, BLOCK_C])
     winner = tl.reshape(winner, [ROWS, ENTRIES, BLOCK_C])
@@ -30,13 +30,12 @@ def best_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK
     most = tl.max(tl.where((winner >= 0) & ~is_nan, best, float("-inf")), axis=1)
     wins = is_nan | ((winner >= 0) & (best == most[:, None, :]) & ~some_nan[:, None, :])
     first = tl.min(tl.where(wins, winner, last), axis=1)
-    most = tl.where(some_nan, float("nan"), tl.where(first < last, most, 0.0))
-    return most, tl.where(first < last, first, -1)
+    return tl.where(first < last, first, -1)
 
 
 @kernel(sizes=["num_rows"])
-def splat_largest_kernel(
-    values, starts, counts, points, output, winners, num_rows,
+def find_largest_kernel(
+    values, starts, counts, points, winners, num_rows,
     CROWDED: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, ENTRIES: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -68,21 +67,20 @@ def splat_largest_kernel(
         best = tl.where(better, value, best)
         winner = tl.where(better, point, winner)
     if CROWDED:
-        best, winner = best_of_lanes(best, winner, BLOCK, ENTRIES, BLOCK_C)
+        winner = winner_of_lanes(best, winner, BLOCK, ENTRIES, BLOCK_C)
         row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = row < num_rows
     place = row[:, None] * CHANNELS + channel[None, :]
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
-    tl.store(output + place, best.to(output.dtype.element_ty), mask=kept)
     tl.store(winners + place, winner, mask=kept)
 
 
 @on_device
-def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+def find_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> Tensor:
     shape = num_lattice_points, values.shape[1]
-    output, winners = values.new_empty(shape), values.new_empty(shape, dtype=torch.int32)
-    if output.numel() == 0:
-        return output, winners
+    winners = values.new_empty(shape, dtype=torch.int32)
+    if winners.numel() == 0:
+        return winners
     values = rows_contiguous(values)
     # the weights do not matter: a single one is read
     weights = values.new_zeros((1, 1), dtype=torch.float32).expand(vertices.shape)
@@ -90,6 +88,6 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     crowded = vertices.numel() >= _ENTRIES * num_lattice_points
     blocks = (_ENTRIES, 1) if crowded else (1, _ROWS)
     block_c = min(power_of_two(shape[1]), WIDEST_TILE)
-    variant = splat_largest_kernel[(crowded, shape[1], values.stride(0), *blocks, block_c)]
-    variant(variant.tiles(*shape), (values, starts, counts, points, output, winners), (num_lattice_points,))
-    return output, winners
+    variant = find_largest_kernel[(crowded, shape[1], values.stride(0), *blocks, block_c)]
+    variant(variant.tiles(*shape), (values, starts, counts, points, winners), (num_lattice_points,))
+    return winners

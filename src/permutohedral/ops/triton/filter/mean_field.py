@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from permutohedral.ops.contract import SMALLEST_MASS, Needed, PairwiseTables, Saved, number_of
+from permutohedral.ops.contract import SMALLEST_MASS, FieldPlan, Needed, PairwiseTables, Saved, number_of
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
 from permutohedral.ops.triton.filter.incidence import (
     Incidence,
@@ -373,8 +373,8 @@ def _weighted_kernels(kernels: Sequence[PairwiseTables], labels: int, steps: int
 def _splat_all(kernels: Sequence[WeightedKernel], marginals: Tensor) -> tuple[list[Call], list[tuple[Tensor, ...]]]:
     """Return the calls that splat rows `[points, width]` to all lattices, and for each the result and two buffers."""
     shapes = [(each.tables.axis_neighbors.shape[1], marginals.shape[1]) for each in kernels]
-    room = [tuple(marginals.new_empty(shape) for _ in range(3)) for shape in shapes]
-    splatted = [each[0] for each in room]
+    buffers = [tuple(marginals.new_empty(shape) for _ in range(3)) for shape in shapes]
+    splatted = [each[0] for each in buffers]
     lists = [each.weights.incidence for each in kernels if each.weights.incidence is not None]
     launches: list[Launch] = []
     if not lists:
@@ -388,22 +388,24 @@ def _splat_all(kernels: Sequence[WeightedKernel], marginals: Tensor) -> tuple[li
                 launches.append(gather_into(outputs[0], marginals, some[0]))
             else:
                 launches += gather_into_both(outputs, marginals, some)
-    return [*prepare_all(launches)], room
+    return [*prepare_all(launches)], buffers
 
 
 def _blur_all(
-    kernels: Sequence[WeightedKernel], room: Sequence[tuple[Tensor, ...]], reverse: bool = False
+    kernels: Sequence[WeightedKernel], buffers: Sequence[tuple[Tensor, ...]], reverse: bool = False
 ) -> tuple[list[Call], list[Tensor]]:
     """Return the calls that blur the splatted rows, from the last axis to the first if `reverse`, and the results.
 
-    Without costs a result is the second of the tensors in `room`.
+    Without costs a result is the second of the tensors in `buffers`.
     """
     neighbors = [each.tables.axis_neighbors.contiguous() for each in kernels]
-    blurs = [blur_passes(first, each, reverse, room=more) for (first, *more), each in zip(room, neighbors, strict=True)]
-    calls: list[Call] = [*prepare_all(_joined([passes for passes, _ in blurs], room[0][0].shape[1]))]
+    blurs = [
+        blur_passes(first, each, reverse, buffers=more) for (first, *more), each in zip(buffers, neighbors, strict=True)
+    ]
+    calls: list[Call] = [*prepare_all(_joined([passes for passes, _ in blurs], buffers[0][0].shape[1]))]
     values = [blurred for _, blurred in blurs]
     for number, (weighted, along) in enumerate(zip(kernels, neighbors, strict=True)):
-        more, values[number] = _after_blur(weighted.tables, room[number][0], values[number], along, not reverse)
+        more, values[number] = _after_blur(weighted.tables, buffers[number][0], values[number], along, not reverse)
         calls += more
     return calls, values
 
@@ -505,19 +507,19 @@ def _solve(
 ) -> Tensor:
     """Run all steps, at least one; if `saved` gets the blurred values of each, return logits, not marginals."""
     # the GPU begins while the host prepares the rest
-    splats, room = _splat_all(kernels, field.marginals)
+    splats, buffers = _splat_all(kernels, field.marginals)
     _run_all(splats)
-    blurs, values = _blur_all(kernels, room)
+    blurs, values = _blur_all(kernels, buffers)
     _run_all(blurs)
     arguments = field.scores, kernels, values, field.planes.shape
     # every step uses the same memory, so that its launches are prepared once
     step = [*prepare_all(_slice_all(field.marginals, *arguments)), *splats, *blurs]
     for _ in range(steps - 1):
         if saved is not None:
-            saved.append([each[1].clone() for each in room])
+            saved.append([each[1].clone() for each in buffers])
         _run_all(step)
     if saved is not None:
-        saved.append([each[1] for each in room])
+        saved.append([each[1] for each in buffers])
     launch_all(_slice_all(field.planes, *arguments, logits=saved is not None))
     return field.planes
 
@@ -562,29 +564,27 @@ def _planes(rows: Tensor, shape: torch.Size) -> Tensor:
     return rows[:, :labels].reshape(items, points, labels).transpose(1, 2).contiguous()
 
 
-def field_blocker(energies: Tensor, dtype: torch.dtype, as_logits: bool) -> str | None:
+def field_blocker(energies: Tensor, plan: FieldPlan) -> str | None:
     """Return the reason that `mean_field` cannot run, or None."""
     if energies.shape[1] > _MOST_LABELS:
         return f"the kernels take at most {_MOST_LABELS} labels, got {energies.shape[1]}"
     if energies.numel() == 0:
         return "there are no points"
-    if as_logits and dtype == torch.float64:
+    if plan.as_logits and plan.kernels[0].barycentric.dtype == torch.float64:
         return "the kernels have no gradients in double precision"
     return None
 
 
 @on_device
-def mean_field(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
-) -> tuple[Tensor, Saved]:
+def mean_field(energies: Tensor, start: Tensor | None, plan: FieldPlan) -> tuple[Tensor, Saved]:
     """Run all steps; with logits also return the tensors of a `SavedField`, which their gradient needs."""
-    labels, dtype = energies.shape[1], kernels[0].barycentric.dtype
+    labels, dtype, steps = energies.shape[1], plan.kernels[0].barycentric.dtype, plan.steps
     if steps == 0:
         planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
         _begin(planes, planes, energies.contiguous())
         return planes, ()
-    field, weighted = _start_field(energies, start, dtype), _weighted_kernels(kernels, labels, steps)
-    if not as_logits:
+    field, weighted = _start_field(energies, start, dtype), _weighted_kernels(plan.kernels, labels, steps)
+    if not plan.as_logits:
         return _solve(field, weighted, steps), ()
     blurred: list[list[Tensor]] = []
     logits = _solve(field, weighted, steps, blurred)
@@ -594,13 +594,7 @@ def mean_field(
 
 @on_device
 def mean_field_backward(
-    gradient: Tensor,
-    inputs: Saved,
-    saved: Saved,
-    needed: Needed,
-    kernels: Sequence[PairwiseTables],
-    steps: int,
-    as_logits: bool,
+    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, plan: FieldPlan
 ) -> tuple[Tensor | None, ...]:
     energies, start, *_ = inputs
     states: SavedField = tree_unflatten(saved[1:], saved[0])
@@ -609,12 +603,12 @@ def mean_field_backward(
     rows[:, :labels] = gradient.transpose(1, 2).reshape(items * points, labels)
     totals, marginals = rows.clone(), torch.empty_like(rows)
     adjoint = [_adjoint(each) for each in states.kernels]
-    splats, room = _splat_all(adjoint, rows)
-    blurs, gradients = _blur_all(adjoint, room, reverse=True)
+    splats, buffers = _splat_all(adjoint, rows)
+    blurs, gradients = _blur_all(adjoint, buffers, reverse=True)
     to_kernels: list[Tensor] = []
-    for step in range(steps - 1, -1, -1):
+    for step in range(plan.steps - 1, -1, -1):
         _run_all(splats)
-        splatted = [each[0] for each in room]
+        splatted = [each[0] for each in buffers]
         found = [_products(*each) for each in zip(adjoint, states.blurred[step], splatted, strict=True)]
         to_kernels = [*map(torch.add, to_kernels, found)] if to_kernels else found
         _run_all(blurs)

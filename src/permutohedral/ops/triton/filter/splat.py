@@ -193,8 +193,8 @@ def can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -
     """Return whether `splat_runs_kernel` applies: many points, few channels, corners in aligned rows of four."""
     if values.shape[0] < _WORTH_RUNS or width > _WIDEST_RUN:
         return False
-    room, first, other_first = vertices.stride(1), vertices.storage_offset(), barycentric.storage_offset()
-    return room % 4 == first % 4 == other_first % 4 == 0 and vertices.stride() == barycentric.stride() == (1, room)
+    padded, first, other_first = vertices.stride(1), vertices.storage_offset(), barycentric.storage_offset()
+    return padded % 4 == first % 4 == other_first % 4 == 0 and vertices.stride() == barycentric.stride() == (1, padded)
 
 
 def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:

@@ -257,12 +257,7 @@ def _gradient_of_scaled_fp16(
 
 @on_device
 def convolve_weight_gradient(
-    lattice_values: Tensor,
-    output_gradient: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    reverse_neighbors: Tensor | None = None,
-    opposite: Tensor | None = None,
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, *reverse: Tensor | None
 ) -> Tensor:
     shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
     if lattice_values.numel() == 0 or output_gradient.numel() == 0 or neighbors.numel() == 0:
