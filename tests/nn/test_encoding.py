@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import encoding_oracle
@@ -299,3 +300,20 @@ def test_rejects(case: str) -> None:
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU the host would have to wait for the answer")
 def test_rejects_far_positions() -> None:
     assert_raises(lambda: make()(1e12 * positions_of(5)), FeatureRangeError, "positions reach .* larger sigmas")
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="reading positions would wait for the GPU")
+def test_warns_of_positions_far_outside_of_the_bounds() -> None:
+    pixels = 480 * torch.rand(100, 2)
+    encoding = ph.nn.PermutohedralEncoding(2, 2, table_size=64)
+    with pytest.warns(
+        UserWarning, match=r"positions from \S+ to 4\d\d are far outside of bounds=\(0.0, 1.0\)"
+    ) as caught:
+        encoding(pixels)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoding(pixels / 480 + 0.1)
+        encoding(pixels[:0])
+        ph.nn.PermutohedralEncoding(2, 2, table_size=64, bounds=(0.0, 480.0))(pixels)
+        ph.nn.PermutohedralEncoding(2, 2, table_size=64, bounds=None)(pixels)

@@ -54,7 +54,7 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[[ph.levels.LatticePyr
     ),
     "PermutohedralConv": (
         lambda **options: ph.nn.PermutohedralConv(2, 3, 2, **options),
-        lambda pyramid: (draw(12, 2), None, None, pyramid.levels[0]),
+        lambda pyramid: (draw(12, 2), pyramid.levels[0]),
     ),
     "LatticeConv": (
         lambda **options: ph.nn.LatticeConv(2, 3, 2, **options),
@@ -124,7 +124,7 @@ def test_crf_trains_on_lattices_built_in_inference_mode() -> None:
     logits, guide = arguments(ph.levels.build_pyramid(FEATURES, num_levels=1))
     with torch.inference_mode():
         lattices = layer.build_lattices(guide)  # type: ignore[operator]
-    layer(logits.requires_grad_(), guide, lattices).square().sum().backward()
+    layer(logits.requires_grad_(), lattices).square().sum().backward()
     assert logits.grad is not None
     assert bool(logits.grad.isfinite().all())
     assert float(logits.grad.abs().max()) > 0

@@ -89,6 +89,9 @@ def mean_field(
         if weight is not None:
             report_declined("mean_field", "it supports no sample_weight")
         elif undamped and pairwise and (num_iterations > 0 or not logarithms) and energies.numel() > 0:
+            if ops.name == "reference":
+                # the native core does the same while it reads them
+                _reject_nan(energies)
             # `both_ways` is a tensor only where a kernel may repel, and such kernels are damped
             planes = _run_undamped(
                 ops, pairwise, both_ways is True, layout, energies, start, num_iterations, logarithms

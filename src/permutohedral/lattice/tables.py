@@ -15,6 +15,7 @@ from permutohedral.ops.backend import Backend
 from permutohedral.ops.binding import TRACED
 from permutohedral.ops.constants import axis_offsets, axis_opposite
 from permutohedral.ops.simplices import Simplices
+from permutohedral.ops.tracing import is_transformed
 
 # features `[points, d]`, and the item of each point, None for one item
 Points = tuple[Tensor, Tensor | None]
@@ -112,7 +113,7 @@ def _grow_halo(
         limit.check_halo(keys.shape[0], ring)
         # tap 0 is the center, so the first rows are the lattice points that are already there
         keys, inverse, table = ops.index_keys((keys + offsets[:, None]).flatten(0, 1))
-        renumber = inverse.index_select(0, renumber)
+        renumber = _renumber(renumber, inverse)
     grown = Simplices(keys, _renumber(source.vertices, renumber), source.barycentric, table, backend=ops.name)
     if target is source:
         return grown, grown
@@ -121,7 +122,9 @@ def _grow_halo(
 
 def _renumber(vertices: Tensor, numbers: Tensor) -> Tensor:
     # index_select takes int32, where indexing would copy the vertices to int64 first
-    return numbers.index_select(0, vertices.flatten()).view(vertices.shape)
+    rows = vertices.flatten()
+    # but torch.vmap of torch 2.6 takes int64 only
+    return numbers.index_select(0, rows.long() if is_transformed() else rows).view(vertices.shape)
 
 
 def find_neighbors(ops: Backend, source: Simplices, target: Simplices, neighborhood: Neighborhood) -> Tensor:

@@ -185,8 +185,8 @@ class PermutohedralEncoding(FixedBuffers):
         table_size: rows of the table of each level. The default serves a photo or a signed distance. An optimizer
             updates all rows in each step, which takes longer than the layer itself if there are millions.
         sigmas: `[num_levels]`, or `[num_levels, dimension]` for one scale for each axis, in units of the positions. An
-            edge of the lattice is `sigma * sqrt(d * (d + 1))` long. Default: from 1/4 to 1/256 of the extent of
-            `bounds` (1 without bounds), equally spaced in the logarithm.
+            edge of the lattice is `sigma * sqrt(d * (d + 1))` long. Default: from 1 to 1e-4, equally spaced in the
+            logarithm.
         shifts: `[num_levels, dimension]`, in units of the positions. Default: drawn with a standard deviation of 10.
         window: `[num_levels]`, factors of the levels; see `coarse_to_fine`. Default: None, for ones.
         include_input: append the positions to the features.
@@ -240,8 +240,7 @@ class PermutohedralEncoding(FixedBuffers):
             raise InputError(f"dtype must be a floating dtype, got {dtype}; use torch.float32")
         self.table = nn.Parameter(torch.empty(num_levels, table_size, features_per_level, device=device, dtype=dtype))
         if sigmas is None:
-            extent = 1.0 if bounds is None else bounds[1] - bounds[0]
-            sigmas = extent * torch.logspace(-2, -8, num_levels, base=2.0, dtype=torch.float64, device="cpu")
+            sigmas = torch.logspace(0, -4, num_levels, dtype=torch.float64, device="cpu")
         if shifts is None:
             shifts = 10 * torch.randn(num_levels, dimension, dtype=torch.float64, device="cpu")
         scales = read_levels("sigmas", sigmas, (num_levels, dimension))

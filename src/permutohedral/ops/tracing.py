@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from permutohedral.errors import InputError
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+# whether fullgraph=True of torch.compile captures operators whose sizes depend on the data
+_CAPTURES_SIZES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
 def has_no_subclass(*arguments: Any) -> bool:
@@ -108,7 +112,16 @@ def is_compiled_in_parts() -> bool:
 def _breaks_at_unknown_sizes() -> bool:
     context = torch._guards.TracingContext.try_get()
     mode = None if context is None else context.fake_mode
-    return mode is not None and mode.shape_env is not None and not mode.shape_env.allow_dynamic_output_shape_ops
+    breaks = mode is not None and mode.shape_env is not None and not mode.shape_env.allow_dynamic_output_shape_ops
+    if breaks and not _CAPTURES_SIZES:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        if InstructionTranslator.current_tx().one_graph:
+            raise InputError(
+                "fullgraph=True of torch.compile needs torch 2.11 or newer for functions that build a lattice, got "
+                f"torch {torch.__version__}; leave out fullgraph"
+            )
+    return breaks
 
 
 # torch.compile calls it while it traces, instead of tracing it
