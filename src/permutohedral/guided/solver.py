@@ -85,7 +85,7 @@ def _map_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """
     rows = max(map(len, tensors))
     # the result may have the columns of all of them
-    block = max(_SINGLE_THREADED // sum(each.shape[1] for each in tensors), 1)
+    block = max(_SINGLE_THREADED // max(sum(each.shape[1] for each in tensors), 1), 1)
     if rows <= block or tensors[0].device.type != "cpu" or is_traced() or wants_gradient(*tensors):
         return function(*tensors)
     # [1, channels] are the same for all rows
