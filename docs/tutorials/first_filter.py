@@ -66,7 +66,7 @@ assert torch.equal(by_hand, smooth)
 
 lattice = ph.build_lattice(features, neighborhood_size=1)
 print(lattice.neighborhood.filter_size, "taps,", lattice.num_lattice_points, "lattice points")
-weight = ph.lattice.gaussian_weight(dimension=5, size=1)
+weight = ph.lattice.gaussian_weight(dimension=5, neighborhood_size=1)
 mean = ph.permutohedral_filter(values, lattice, weight, normalization="homogeneous")
 taken = (values - mean).T.reshape(photo.shape)
 show(("removed by the filter, four times", 0.5 + 4 * taken))

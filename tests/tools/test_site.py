@@ -1,14 +1,16 @@
-"""Snippets of pages run, and the site has every page and every public name; `make docs` runs the tutorials."""
+"""Snippets of pages and tutorials run, and the site has every page and every public name."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import operator
 import pydoc
 import re
+import runpy
+import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import readme
@@ -29,14 +31,15 @@ def test_snippets_of_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
-def test_tutorials_use_names_that_exist(script: Path) -> None:
-    """`make docs` runs them."""
-    import permutohedral as ph
-
-    chains = {ast.unparse(node) for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Attribute)}
-    used = [chain.removeprefix("ph.") for chain in chains if re.fullmatch(r"ph(\.\w+)+", chain)]
-    for name in used:
-        operator.attrgetter(name)(ph)
+def test_tutorials_run(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot: Any = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # with MNIST, a training takes minutes
+    monkeypatch.delenv("PERMUTOHEDRAL_DATA", raising=False)
+    runpy.run_path(str(script))
+    pyplot.close("all")
 
 
 def test_every_page_of_the_guide_starts_with_code() -> None:
@@ -57,7 +60,7 @@ def test_pages_stay_short() -> None:
     words = {page: len(others.sub("", page.read_text()).split()) for page in [*DOCS.rglob("*.md"), *TUTORIALS]}
     guide = sum(count for page, count in words.items() if page.parent.name in ("guide", "tutorials"))
     assert guide <= 15_000
-    assert sum(words.values()) <= 26_000
+    assert sum(words.values()) <= 28_000
 
 
 def test_every_public_name_is_in_the_reference() -> None:
