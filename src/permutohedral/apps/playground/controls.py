@@ -18,6 +18,7 @@ from permutohedral.apps.playground.session import Session
 from permutohedral.errors import PermutohedralError
 
 Read = TypeVar("Read")
+ui.button.default_props("flat dense no-caps")
 # size of an upload, which NiceGUI stores on disk
 MAX_BYTES = 128 << 20
 # reading takes several times the memory of the pixels, so all tabs take turns
@@ -27,14 +28,13 @@ _reader = ThreadPoolExecutor(1)
 class Viewer(Element, component="viewer.js"):
     """Images "before" and "after" under one divider, zoom, and strokes.
 
-    `names` has those of the two sides. `on_stroke` is called with a stroke when the mouse button is released.
+    `names` has those of the two sides. `on_stroke` is called with each stroke of the brush.
     """
 
-    def __init__(self, names: Sequence[str], on_stroke: Callable[[dict[str, Any]], None] | None) -> None:
+    def __init__(self, names: Sequence[str], on_stroke: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
         self._props["names"] = list(names)
-        if on_stroke is not None:
-            self.on("stroke", lambda event: on_stroke(event.args))
+        self.on("stroke", lambda event: on_stroke(event.args))
 
     def show(self, **props: Any) -> None:
         """Set properties of the component: size, before, after, strokes, brush."""
@@ -106,7 +106,7 @@ def upload_button(text: str, on_file: Callable[[FileUpload], Awaitable[None]]) -
 
     upload = ui.upload(on_upload=take, on_rejected=reject, max_file_size=MAX_BYTES, auto_upload=True)
     upload.classes("hidden")
-    ui.button(text, icon="upload_file", on_click=lambda: upload.run_method("pickFiles")).props("flat dense no-caps")
+    ui.button(text, icon="upload_file", on_click=lambda: upload.run_method("pickFiles"))
 
 
 def show_error(error: Exception) -> None:

@@ -33,7 +33,6 @@ class Panel:
     names = ("photo", "")
     # options with the defaults of the command
     start: ClassVar[dict[str, Any]] = {}
-    on_stroke: Callable[[dict[str, Any]], None] | None = None
 
     def __init__(self, session: Session) -> None:
         self.session, self.number = session, 0
@@ -47,11 +46,9 @@ class Panel:
                 ui.label(self.hint).classes("pg-hint")
                 self.add_controls()
                 starts = {name: control.value for name, control in self.controls.items()}
-                ui.button("defaults", icon="restart_alt", on_click=lambda: self.set_values(starts)).props(
-                    "flat dense no-caps"
-                )
+                ui.button("defaults", icon="restart_alt", on_click=lambda: self.set_values(starts))
             with ui.element("div").classes("pg-card"):
-                self.viewer = Viewer(self.names, self.on_stroke)
+                self.viewer = Viewer(self.names, self.take_stroke)
                 self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
             with ui.element("div").classes("pg-card"):
                 self._command = self._add_text("command line", lambda: self.job().command)
@@ -69,6 +66,9 @@ class Panel:
     def compute(self, options: dict[str, Any], progress: Progress) -> Steps:
         """Compute the results in another thread; see `Request`."""
         raise NotImplementedError
+
+    def take_stroke(self, drawn: dict[str, Any]) -> None:
+        """Take a stroke, in tabs with a brush."""
 
     def options(self) -> dict[str, Any]:
         """Return the values of the controls by option."""
@@ -133,13 +133,13 @@ class Panel:
     def _request(self, progress: Progress) -> Steps:
         options = self.options()
         for found in self.compute(options, progress):
-            if isinstance(found, Result) and found.kind == "full":
+            if isinstance(found, Result) and found.kind == "full" and found.layer is not None:
                 self._seconds[_time_key(options)] = found.seconds
             yield found
 
     def _show(self, number: int, result: Result) -> None:
         if result.kind != "details":
-            self._put(result.kind, result.layer)
+            self._put(result.kind, result.layer, number)
         if result.kind in ("full", "details"):
             time = f"time <b>{_format_seconds(result.seconds)}</b>" if result.seconds else ""
             parts = [part for part in (time, *result.details) if part]
@@ -148,7 +148,7 @@ class Panel:
             self._status.classes(remove="pg-old")
             self._offer(result.files)
 
-    def _put(self, kind: str, layer: Layer | None) -> None:
+    def _put(self, kind: str, layer: Layer | None, number: int = 0) -> None:
         """Show an image in the viewer, None for none; `kind` is "before", "preview" or "full"."""
         side = "before" if kind == "before" else "after"
         name = f"{kind}.bmp"
@@ -159,7 +159,7 @@ class Panel:
         self.session.files[self.title, name] = lambda: layer.content
         # each address is new, since the browser keeps the image of an address
         url = f"{self._url(name)}?{next(self.session.numbers)}"
-        self.viewer.show(**{side: {"url": url, "region": layer.region, "kind": kind, "number": self.number}})
+        self.viewer.show(**{side: {"url": url, "region": layer.region, "kind": kind, "number": number}})
 
     def _offer(self, files: dict[str, Callable[[], bytes]]) -> None:
         """Offer downloads: names, and functions that return their content."""
@@ -168,7 +168,7 @@ class Panel:
         with self._links:
             for name, make in files.items():
                 self.session.files[self.title, name] = make
-                ui.button(name, icon="download").props(f'flat dense no-caps href="{self._url(name)}" download="{name}"')
+                ui.button(name, icon="download").props(f'href="{self._url(name)}" download="{name}"')
 
     def _url(self, name: str) -> str:
         return f"/files/{self.session.key}/{self.title}/{name}"
@@ -181,7 +181,7 @@ class Panel:
         with ui.element("div").classes("pg-caption"):
             ui.label(f"The same {'in' if title == 'Python' else 'on the'} {title}")
             button = ui.button("copy", icon="content_copy", on_click=copy)
-            button.props(f'flat dense no-caps size=sm aria-label="copy {title}"')
+            button.props(f'size=sm aria-label="copy {title}"')
         return ui.html("", sanitize=False).classes("pg-code").props(f'data-code="{title}"')
 
 

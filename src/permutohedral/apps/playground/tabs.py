@@ -111,6 +111,7 @@ class SegmentPanel(Panel):
 
     def add_controls(self) -> None:
         self._strokes: list[Stroke] = []
+        self._brush = 0
         with ui.row():
             self._brushes = [
                 ui.element("button")
@@ -122,8 +123,7 @@ class SegmentPanel(Panel):
             ]
         with ui.row():
             for text, icon, end in (("undo", "undo", -1), ("clear", "delete_outline", 0)):
-                button = ui.button(text, icon=icon, on_click=lambda end=end: self.set_strokes(self._strokes[:end]))
-                button.props("flat dense no-caps")
+                ui.button(text, icon=icon, on_click=lambda end=end: self.set_strokes(self._strokes[:end]))
         radii = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
         self.controls["radius"] = Slider("brush", radii, 6.0, " px", lambda: self._choose(self._brush))
         self.add_sliders(
@@ -135,12 +135,9 @@ class SegmentPanel(Panel):
             ("num_iterations", "iterations", (1, 2, 3, 5, 10, 20), ""),
         )
 
-    def __init__(self, session: Any) -> None:
-        super().__init__(session)
-        self._choose(0)
-
     def reset(self) -> None:
         self.set_strokes([])
+        self._choose(self._brush)
         super().reset()
 
     def set_strokes(self, strokes: list[Stroke]) -> None:
@@ -152,8 +149,7 @@ class SegmentPanel(Panel):
         self.viewer.show(strokes=drawn)
         self.refresh()
 
-    def on_stroke(self, drawn: dict[str, Any]) -> None:  # type: ignore[override]
-        """Add a stroke of the viewer."""
+    def take_stroke(self, drawn: dict[str, Any]) -> None:
         points = tuple((float(x), float(y)) for x, y in drawn["points"])
         self.set_strokes([*self._strokes, Stroke(int(drawn["label"]), float(drawn["radius"]), points)])
 
@@ -193,7 +189,7 @@ class UpsamplePanel(Panel):
         self.controls["factor"] = Slider("smaller by", (4, 8, 16, 32), 16, "", self.refresh)
         with ui.row():
             upload_button("choose a map", self._take_map)
-            self._back = ui.button("without it", icon="close", on_click=self._drop_map).props("flat dense no-caps")
+            self._back = ui.button("without it", icon="close", on_click=self._drop_map)
         self._back.set_visibility(False)
         self.add_sliders(
             ("sigma_luma", "sigma over brightness", _LUMA, ""),
