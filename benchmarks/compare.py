@@ -9,17 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.registry import Workload, select
 from benchmarks.report import align, format_number
 from benchmarks.trees import ROOT, Process, Tree, WorkerError, build_core, find_tree
-from permutohedral.errors import PermutohedralError
+from permutohedral.errors import InputError, PermutohedralError
 
 # Earlier names of workloads, by their names today. Each version runs its own definition, so a workload whose data
 # changed has a new name and no entry here.
@@ -66,6 +69,8 @@ RENAMED = {
 
 # ratios between these are noise
 _UNCHANGED = (1 / 1.05, 1.05)
+# busy time over quiet time that a workload may take
+_BUSY_LIMIT = 2.5
 _TURNS, _FEWEST_TURNS, _MOST_CALLS = 10, 4, 20
 
 Log = Callable[[str], None]
@@ -78,24 +83,28 @@ class Row:
     Attributes:
         name: of the workload.
         unit: of the samples.
-        samples: by version ("base" or "here").
+        samples: by version ("base" or "here") and load ("quiet" or "busy").
         megabytes: peak memory of a call, by version.
         failures: reasons, by version.
     """
 
     name: str
     unit: str
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     megabytes: dict[str, float | None] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
-    def median(self, version: str) -> float:
-        return statistics.median(self.samples[version])
+    def median(self, version: str, load: str = "quiet") -> float:
+        return statistics.median(self.samples[version][load])
 
     @property
     def ratio(self) -> float:
         """Time here over time of the base; 1 where one of them failed."""
         return 1.0 if self.failures else self.median("here") / max(self.median("base"), 1e-12)
+
+    def busy_ratio(self, version: str) -> float:
+        """Time next to a spinning process over quiet time."""
+        return self.median(version, "busy") / max(self.median(version), 1e-12)
 
 
 @dataclass(frozen=True)
@@ -105,12 +114,14 @@ class Options:
     Attributes:
         device: "cpu" or "cuda".
         threads: of both versions.
+        busy: also measure next to a spinning process, on two cores.
         seconds: of measurement for a row, about; long calls are run at least four times.
         data: folder of data sets, or None.
     """
 
     device: str = "cpu"
     threads: int = 2
+    busy: bool = False
     seconds: float = 6.0
     data: Path | None = None
 
@@ -170,18 +181,26 @@ def compare(
         The rows, and the names of all workloads of the base.
 
     Raises:
+        InputError: `busy` without two cores, or for a GPU.
         PermutohedralError: a version does not compile.
         WorkerError: the workloads of a version are not found.
     """
+    if options.busy:
+        cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_setaffinity") else []
+        if options.device != "cpu" or len(cores) < 2:
+            raise InputError("busy: needs device 'cpu', Linux and two cores")
+        # the processes inherit it
+        os.sched_setaffinity(0, cores)
     versions: dict[str, Version] = {}
     rows: list[Row] = []
     try:
         for version, tree in (("base", base), ("here", here)):
             log(f"starting {tree.name}; its native core is compiled first, which takes minutes, if it is new")
             versions[version] = Version(tree, here, options)
-        for number, workload in enumerate(workloads, 1):
-            rows.append(_measure(workload, versions, options))
-            log(f"{number}/{len(workloads)} {_summarize(rows[-1])}")
+        with _spinning(options.busy) as spin:
+            for number, workload in enumerate(workloads, 1):
+                rows.append(_measure(workload, versions, options, spin))
+                log(f"{number}/{len(workloads)} {_summarize(rows[-1])}")
     except KeyboardInterrupt:
         log(f"interrupted: {len(rows)} of {len(workloads)} workloads are reported")
     finally:
@@ -190,7 +209,7 @@ def compare(
     return rows, versions["base"].names if "base" in versions else []
 
 
-def _measure(workload: Workload, versions: dict[str, Version], options: Options) -> Row:
+def _measure(workload: Workload, versions: dict[str, Version], options: Options, spin: Callable[[bool], None]) -> Row:
     """Return the figures of a workload: the versions take turns, in an order that alternates."""
     row = Row(workload.name, workload.unit)
     processes: dict[str, Process] = {}
@@ -207,54 +226,90 @@ def _measure(workload: Workload, versions: dict[str, Version], options: Options)
             row.failures[version] = str(error)
     if row.failures:
         return row
-    row.samples = {version: [] for version in versions}
-    share = options.seconds / len(versions)
+    loads = ("quiet", "busy") if options.busy else ("quiet",)
+    row.samples = {version: {load: [] for load in loads} for version in versions}
+    share = options.seconds / (len(versions) * len(loads))
     calls = max(1, min(_MOST_CALLS, int(share / _TURNS / longest)))
-    turns = max(_FEWEST_TURNS, min(_TURNS, int(share / longest)))
+    turns = _TURNS if options.busy else max(_FEWEST_TURNS, min(_TURNS, int(share / longest)))
     # a short call follows one that wakes threads and fills caches
     warm = calls > 1
     try:
         for turn in range(turns):
-            for version in list(processes)[:: 1 if turn % 2 else -1]:
-                row.samples[version] += processes[version].ask("run", 2 + turn * calls, calls, warm)["samples"]
+            for load in loads:
+                spin(load == "busy")
+                for version in list(processes)[:: 1 if turn % 2 else -1]:
+                    reply = processes[version].ask("run", 2 + turn * calls, calls, warm)
+                    row.samples[version][load] += reply["samples"]
+            spin(False)
         for version in processes:
             row.megabytes[version] = processes[version].ask("memory")["megabytes"] if workload.prepare else None
     except WorkerError as error:
         row.failures[version] = str(error)
+    finally:
+        spin(False)
     return row
+
+
+# ends with its parent
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+@contextmanager
+def _spinning(wanted: bool) -> Iterator[Callable[[bool], None]]:
+    """Yield a switch of a process that keeps one core busy."""
+    if not wanted:
+        yield lambda on: None
+        return
+    process = subprocess.Popen([sys.executable, "-S", "-c", _SPIN])
+    os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield lambda on: process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _summarize(row: Row) -> str:
     """Return a line about a row that was just measured."""
     if row.failures:
         return f"{row.name}: failed ({', '.join(row.failures)})"
+    busy = (
+        f", busy {row.busy_ratio('base'):.2f} and {row.busy_ratio('here'):.2f}" if "busy" in row.samples["here"] else ""
+    )
     figures = " to ".join(format_number(row.median(version)) for version in ("base", "here"))
-    return f"{row.name}: {figures} {row.unit}, {row.ratio:.2f}"
+    return f"{row.name}: {figures} {row.unit}, {row.ratio:.2f}{busy}"
 
 
 def format_rows(rows: Sequence[Row], only_base: Sequence[str], base: str) -> str:
     """Format a comparison: changed rows first, those that became slower at the top."""
     measured = sorted((row for row in rows if not row.failures), key=lambda row: -row.ratio)
+    busy = any("busy" in row.samples["here"] for row in measured)
     changed = [row for row in measured if not _UNCHANGED[0] <= row.ratio <= _UNCHANGED[1]]
     titles = ["workload", base, "quartiles", "here", "quartiles", "ratio", "MB", "here"]
+    titles += ["busy", "here"] if busy else []
     table = [titles]
-    table += [_cells(row) for row in changed]
+    table += [_cells(row, busy) for row in changed]
     table += [["within 5 %"] + [""] * (len(titles) - 1)]
-    table += [_cells(row) for row in measured if row not in changed]
+    table += [_cells(row, busy) for row in measured if row not in changed]
     lines = [align(table), ""]
+    if busy:
+        over = [row.name for row in measured if row.busy_ratio("here") > _BUSY_LIMIT]
+        lines.append(f"busy over quiet time above {_BUSY_LIMIT}: {', '.join(over) or 'none'}")
     lines += [f"failed ({version}): {row.name}: {why}" for row in rows for version, why in row.failures.items()]
     lines += [f"only in {base}: {', '.join(only_base)}"] if only_base else []
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, busy: bool) -> list[str]:
     cells = [row.name]
     for version in ("base", "here"):
-        low, _, high = statistics.quantiles(row.samples[version], n=4, method="inclusive")
+        low, _, high = statistics.quantiles(row.samples[version]["quiet"], n=4, method="inclusive")
         cells += [f"{format_number(row.median(version))} {row.unit}", f"{format_number(low)}-{format_number(high)}"]
     cells.append(f"{row.ratio:.2f}")
     peaks = (row.megabytes.get(version) for version in ("base", "here"))
-    return [*cells, *("" if peak is None else format_number(peak) for peak in peaks)]
+    cells += ["" if peak is None else format_number(peak) for peak in peaks]
+    return [*cells, *(f"{row.busy_ratio(version):.2f}" for version in ("base", "here") if busy)]
 
 
 def main(arguments: list[str]) -> int:
@@ -265,6 +320,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument("--threads", type=int, default=cores, help=f"default: all cores ({cores})")
+    parser.add_argument("--busy", action="store_true", help="also next to a process that keeps one of two cores busy")
     parser.add_argument("--seconds", type=float, default=6.0, help="of measurement for each row, about (default: 6)")
     parser.add_argument("--data", type=Path, default=os.environ.get("PERMUTOHEDRAL_DATA"))
     parser.add_argument("--json", type=Path, help="write all samples here")
@@ -272,7 +328,7 @@ def main(arguments: list[str]) -> int:
     from benchmarks.runner import WORKLOADS
 
     data = None if given.data is None else Path(given.data).resolve()
-    options = Options(given.device, given.threads, given.seconds, data)
+    options = Options(given.device, given.threads, given.busy, given.seconds, data)
     try:
         workloads = select(WORKLOADS, given.only, given.device)
         base, here = find_tree(given.base), Tree(ROOT, "here")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import permutohedral as ph
 
 # modules whose names are in the table
-MODULES = ("accuracy", "crf", "features", "guided", "lattice", "levels", "models", "nn")
+MODULES = ("accuracy", "apps", "crf", "features", "guided", "lattice", "levels", "nn")
 # public names without derivatives, by the reason
 NOT_DIFFERENTIABLE = {
     "another module": "apps compat accuracy backends crf errors features guided lattice levels nn",
@@ -29,6 +29,10 @@ NOT_DIFFERENTIABLE = {
     "needs a GPU; tests/gpu": "lattice.build_bounded_lattice levels.build_bounded_pyramid",
     "runs the backward pass itself, and returns detached results": "nn.capture_step",
     "runs without gradients": "apps.Denoiser",
+    "reads and writes files": """apps.colorize_image apps.denoise_image apps.fill_map apps.filter_array
+        apps.filter_image apps.segment_cloud apps.segment_image apps.smooth_cloud apps.solve_map apps.upsample_map""",
+    "a record of files": """apps.DenoisedImage apps.FilteredArray apps.FilteredImage apps.GuidedMap
+        apps.SegmentedCloud apps.SegmentedImage apps.SmoothedCloud""",
 }
 WITHOUT_DERIVATIVES = {name for names in NOT_DIFFERENTIABLE.values() for name in names.split()}
 

@@ -74,11 +74,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "forecast_memory": lambda: ph.lattice.forecast_memory(100, 3).total,
     "statistics": lambda: ph.build_lattice(draw(20, 2)).statistics().missing_tap_share,
     "capture_step": capture,
-    "PointSegmenter": lambda: (
-        ph.apps.PointSegmenter(0, 3)
-        .eval()
-        .to(DEVICE)(draw(20, 0), 9 * draw(20, 3), torch.zeros(20, dtype=torch.int64, device=DEVICE))
-    ),
     "Denoiser": lambda: ph.apps.Denoiser.from_pretrained().to(DEVICE)(draw(3, 16, 16), 0.1),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_compares_the_packages_of_two_trees(tmp_path: Path, monkeypatch: pytest.
     # the renamed workload, and the one that the base does not have, ran on the package of the base
     for row in both:
         assert row.ratio == pytest.approx(4, rel=0.5)
-        assert len(row.samples["base"]) == len(row.samples["here"]) >= 4
+        assert len(row.samples["base"]["quiet"]) == len(row.samples["here"]["quiet"]) >= 4
         assert row.megabytes["here"] is not None
     text = compare.format_rows(rows, ["gone"], "old")
     assert text.index("same") < text.index("within 5 %")
@@ -64,11 +65,13 @@ def test_compares_the_packages_of_two_trees(tmp_path: Path, monkeypatch: pytest.
 
 def test_changed_rows_come_first() -> None:
     def row(name: str, base: float, here: float) -> compare.Row:
-        return compare.Row(name, "ms", {"base": [base] * 3, "here": [here] * 3})
+        samples = {"base": {"quiet": [base] * 3, "busy": [2 * base]}, "here": {"quiet": [here] * 3, "busy": [3 * here]}}
+        return compare.Row(name, "ms", samples)
 
     text = compare.format_rows([row("equal", 1, 1.04), row("faster", 1, 0.5), row("slower", 1, 2)], [], "old")
     lines = [line.split()[0] for line in text.splitlines()[1:5]]
     assert lines == ["slower", "faster", "within", "equal"]
+    assert "above 2.5: slower, equal, faster" in text
 
 
 def test_finds_commits_and_folders(tmp_path: Path) -> None:
@@ -84,3 +87,10 @@ def test_does_not_measure_an_installed_package(tmp_path: Path) -> None:
     workloads = _write_tree(tmp_path / "new", 0.0, "[]").folder
     with pytest.raises(trees.WorkerError, match="not from"):
         trees.Process(tmp_path / "empty", workloads, None, "cpu", 1, None)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_busy_needs_two_cores(tmp_path: Path) -> None:
+    tree = trees.Tree(tmp_path, "here")
+    with pytest.raises(InputError, match="busy"):
+        compare.compare(tree, tree, [], compare.Options(device="cuda", busy=True))

@@ -83,10 +83,12 @@ def _map_rows(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     On a CPU in blocks so small that torch computes them in the calling thread: on a busy machine its threads would wait
     for each other in each of many small operations.
     """
+    if tensors[0].device.type != "cpu" or is_traced() or wants_gradient(*tensors):
+        return function(*tensors)
     rows = max(map(len, tensors))
     # the result may have the columns of all of them
     block = max(_SINGLE_THREADED // max(sum(each.shape[1] for each in tensors), 1), 1)
-    if rows <= block or tensors[0].device.type != "cpu" or is_traced() or wants_gradient(*tensors):
+    if rows <= block:
         return function(*tensors)
     # [1, channels] are the same for all rows
     parts = zip(*(each.split(block) if len(each) > 1 else repeat(each) for each in tensors), strict=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,16 +26,20 @@ class AxisNeighbors:
 
     rows: Tensor
     dtype: torch.dtype
+    _tables: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)
 
-    @cached_property
+    @property
     def table(self) -> tuple[Tensor, Tensor]:
         """Each lattice point and its neighbors, int32 `[lattice points, 1 + 2 (d + 1)]`, and how often each counts."""
-        around, number = self.rows.shape
-        own = torch.arange(number, dtype=self.rows.dtype, device=self.rows.device)
-        neighbors = torch.cat([own[:, None], self.rows.T], dim=1)
-        weights = (neighbors >= 0).to(self.dtype)
-        weights[:, 0] = around
-        return neighbors.clamp_min_(0), weights
+        # not a cached_property, whose lock in Python 3.11 torch.compile cannot read
+        if not self._tables:
+            around, number = self.rows.shape
+            own = torch.arange(number, dtype=self.rows.dtype, device=self.rows.device)
+            neighbors = torch.cat([own[:, None], self.rows.T], dim=1)
+            weights = (neighbors >= 0).to(self.dtype)
+            weights[:, 0] = around
+            self._tables.append((neighbors.clamp_min_(0), weights))
+        return self._tables[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ def test_ctrl_c_while_an_image_is_filtered(tmp_path: Path) -> None:
     code = (
         "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from permutohedral.filters import tiling; "
-        "tiling.bilateral_filter = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
+        "tiling.filter_pixels = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
         "from permutohedral.__main__ import main; main()"
     )
     assert run("image", "filter", str(source), str(output), code=code) == (130, "", "interrupted\n")
