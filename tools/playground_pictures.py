@@ -69,8 +69,8 @@ def main() -> None:
                     for tab in TABS:
                         prepare(page, tab, photo_width)
                         picture = page.screenshot(full_page=True)
-                        name = f"playground-{tab}{'' if width == WIDTHS[0] else '-phone'}.jpg"
-                        save(picture, IMAGES / name, *SAVED[width])
+                        file = f"playground-{tab}{'' if width == WIDTHS[0] else '-phone'}.jpg"
+                        save(picture, IMAGES / file, *SAVED[width])
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ def show_error(error: Exception) -> None:
         message = "there is not enough memory; choose a smaller photo"
     else:
         message = f"unexpected error: {type(error).__name__}: {error}"
-    ui.notify(message, type="negative", position="top", timeout=8000, close_button="close")
+    close = {"icon": "close", "color": "white", "aria-label": "close"}
+    ui.notify(message, type="negative", position="top", timeout=8000, actions=[close])
 
 
 async def read_upload(
