@@ -91,41 +91,35 @@ def choose_tab(page: Page, name: str) -> None:
     """Open a tab of the page."""
     page.get_by_role("tab", name=name, exact=True).click()
     # otherwise later lookups might find elements of the previous tab
-    page.locator(f'.pg-panel[data-tab="{name}"]:not(.hidden)').wait_for()
+    page.locator(f'.pg-panel[data-tab="{name}"]').wait_for()
 
 
-def viewer(page: Page, number: int = 0) -> Locator:
-    """Return a viewer of the open tab."""
-    return page.locator(".pg-viewer:visible").nth(number)
+def viewer(page: Page) -> Locator:
+    """Return the viewer of the open tab."""
+    return page.locator(".pg-viewer")
 
 
 def wait_for_result(page: Page) -> None:
     """Wait until the open tab shows full results."""
-    page.locator(".pg-panel:not(.hidden)").wait_for()
-    if page.locator(".pg-plane:visible").count():
-        page.wait_for_selector('.pg-plane:visible:not([data-number="0"])')
-    else:
-        for number in range(page.locator(".pg-viewer:visible").count()):
-            found = viewer(page, number).element_handle()
-            page.wait_for_function("viewer => viewer.dataset.shown === 'full'", arg=found)
+    page.locator('.pg-viewer[data-shown="full"]').wait_for()
     wait_until_idle(page)
 
 
 def wait_until_idle(page: Page) -> None:
     """Wait until the open tab has nothing left to compute."""
-    page.locator('.pg-panel:not(.hidden) .pg-busy[data-busy="false"]').wait_for(state="attached")
+    page.locator('.pg-busy[data-busy="false"]').wait_for(state="attached")
 
 
 def slider(page: Page, name: str) -> Locator:
-    """Return the slider of this name in the open tab."""
-    return page.locator(f'.pg-panel:not(.hidden) input[aria-label="{name}"]')
+    """Return the part of a slider of the open tab that takes the keys."""
+    return page.locator(f'.pg-panel [aria-label="{name}"] [tabindex]')
 
 
 def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) -> None:
     """Draw a stroke through points of the photo, which is shown whole."""
-    canvas = viewer(page).locator("canvas")
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
+    photo = viewer(page).locator(".pg-scroll")
+    photo.scroll_into_view_if_needed()
+    box = photo.bounding_box()
     assert box is not None
     scale = box["width"] / photo_width
     places = [(box["x"] + scale * x, box["y"] + scale * y) for x, y in points]
@@ -138,11 +132,11 @@ def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) ->
 
 def shown_code(page: Page, title: str) -> str:
     """Return the code of the open tab; `title` is "Python" or "command line"."""
-    return page.locator(f'.pg-panel:not(.hidden) [data-code="{title}"]').inner_text()
+    return page.locator(f'.pg-panel [data-code="{title}"]').inner_text()
 
 
 def download(page: Page, name: str) -> bytes:
     """Return the content of a file that the open tab offers."""
     with page.expect_download() as waiting:
-        page.locator(f'.pg-panel:not(.hidden) a[download="{name}"]').click()
+        page.locator(f'.pg-panel a[download="{name}"]').click()
     return Path(waiting.value.path()).read_bytes()

@@ -21,9 +21,9 @@ from permutohedral.apps.playground.strokes import EXAMPLE_STROKES
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 TABS = ("filter", "denoise", "segment", "upsample")
-WIDTHS = (1300, 400)
-# size of one image in the documentation
-MOST_BYTES = 300_000
+WIDTHS = (1400, 400)
+# size of one image in the documentation, by the width of the page
+SAVED = {1400: (1100, 46_000), 400: (300, 26_000)}
 
 
 def prepare(page: Page, tab: str, photo_width: int) -> None:
@@ -32,7 +32,7 @@ def prepare(page: Page, tab: str, photo_width: int) -> None:
     if tab == "denoise":
         for _ in range(5):
             pb.slider(page, "noise to add first").press("ArrowRight")
-        page.locator('.pg-panel:not(.hidden) a[download="noisy.png"]').wait_for()
+        page.locator('.pg-panel a[download="noisy.png"]').wait_for()
     if tab == "segment":
         for stroke in EXAMPLE_STROKES:
             page.get_by_label(f"brush {stroke.label + 1}").click()
@@ -43,13 +43,14 @@ def prepare(page: Page, tab: str, photo_width: int) -> None:
     page.evaluate("() => window.scrollTo(0, 0)")
 
 
-def save(content: bytes, path: Path) -> None:
-    """Save a JPEG of the best quality that is small enough."""
+def save(content: bytes, path: Path, width: int, most_bytes: int) -> None:
+    """Save a JPEG of a width, and of the best quality that is small enough."""
     image = Image.open(io.BytesIO(content)).convert("RGB")
-    for quality in range(90, 40, -5):
+    image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
+    for quality in range(90, 20, -5):
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality, optimize=True)
-        if file.tell() < MOST_BYTES:
+        if file.tell() < most_bytes:
             break
     write_bytes(path, file.getvalue())
     print(f"wrote {path.name}: {file.tell():,} bytes", file=sys.stderr)
@@ -68,7 +69,8 @@ def main() -> None:
                     for tab in TABS:
                         prepare(page, tab, photo_width)
                         picture = page.screenshot(full_page=True)
-                        save(picture, IMAGES / f"playground-{tab}{'' if width == WIDTHS[0] else '-phone'}.jpg")
+                        file = f"playground-{tab}{'' if width == WIDTHS[0] else '-phone'}.jpg"
+                        save(picture, IMAGES / file, *SAVED[width])
 
 
 if __name__ == "__main__":

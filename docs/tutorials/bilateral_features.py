@@ -88,6 +88,3 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
 time = torch.full((height * width, 1), 3.0)
 video = ph.features.join(target, time / 2.0)
 print("position, color and time:", list(video.shape))
-print(
-    "taps for d = 1 to 8, s = 1:", [ph.lattice.Neighborhood(d, 1).filter_size for d in range(1, 9)]
-)

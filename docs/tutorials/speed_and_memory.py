@@ -92,35 +92,6 @@ except ph.errors.MemoryLimitError as error:
     print(error)
 
 # %%
-# Lattice or dense, with or without a halo
-# ----------------------------------------
-#
-# ``method="lattice"``, the default, makes ``d + 1`` passes; ``"dense"`` convolves with all taps of size 2, which are 665 in five
-# dimensions. A halo of one step inserts the untouched neighbors. :doc:`Accuracy </research/accuracy>` has the errors.
-# For gray images (``d = 3``) all are fast:
-
-gray = photo.mean(dim=0, keepdim=True)
-gray_features, gray_values = (
-    ph.features.bilateral(gray, sigma_space=4.0, sigma_color=0.1),
-    ph.features.colors(gray),
-)
-options: dict[str, dict[str, object]] = {
-    "lattice": {},
-    "halo of 1": {"halo": 1},
-    "dense": {"method": "dense"},
-}
-results = {
-    name: ph.gaussian_filter(gray_values, gray_features, **chosen)
-    for name, chosen in options.items()
-}
-for name, chosen in options.items():
-    duration = milliseconds(
-        lambda chosen=chosen: ph.gaussian_filter(gray_values, gray_features, **chosen), repeats=3
-    )
-    difference = float((results[name] - results["dense"]).norm() / results["dense"].norm())
-    print(f"{name:10} {duration:5.0f} ms, differs from dense by {difference:.4f}")
-
-# %%
 # Further
 # -------
 #

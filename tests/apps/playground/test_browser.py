@@ -79,39 +79,63 @@ def test_filter(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         arg=[pb.viewer(page).element_handle(), before],
     )
     pb.wait_for_result(page)
-    assert "6.0" in pb.shown_code(page, "Python")
+    assert "sigma_space=6.0" in pb.shown_code(page, "Python")
     page.get_by_text("mean error about").wait_for()
     check_code(page, folder, "smooth.png", monkeypatch)
 
 
-def test_divider_and_zoom(page: Page) -> None:
-    canvas = pb.viewer(page).locator("canvas")
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
+def test_divider_zoom_and_move(page: Page) -> None:
+    photo = pb.viewer(page).locator(".pg-scroll")
+    photo.scroll_into_view_if_needed()
+    box = photo.bounding_box()
     assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 4
 
     def look() -> bytes:
-        # two frames, since requests are drawn in the next one
+        # two frames, since changes are drawn in the next one
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        return canvas.screenshot()
+        return pb.viewer(page).screenshot()
+
+    def drag(start: float, end: float) -> None:
+        page.mouse.move(start, y)
+        page.mouse.down()
+        page.mouse.move(end, y, steps=4)
+        page.mouse.up()
 
     seen = [look()]
-    middle = box["y"] + box["height"] / 4
-    page.mouse.move(box["x"] + box["width"] / 2, middle)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 4, middle, steps=4)
-    page.mouse.up()
+    drag(x, x - box["width"] / 4)
+    assert abs(float(page.get_by_label("divider of").input_value()) - 25) < 1
     seen.append(look())
     page.mouse.wheel(0, -400)
     seen.append(look())
+    drag(x, x - 60)
+    seen.append(look())
+    page.get_by_role("button", name="fit").click()
     assert len(set(seen)) == len(seen)
+
+
+def test_shows_the_code_without_scrolling(page: Page) -> None:
+    page.set_viewport_size({"width": 1400, "height": 900})
+    pb.wait_for_result(page)
+    for title in ("Python", "command line"):
+        box = page.locator(f'[data-code="{title}"]').bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 900
+        assert box["x"] + box["width"] <= 1400
+
+
+def test_defaults(page: Page) -> None:
+    assert "--sigma-space" in pb.shown_code(page, "command line")
+    page.get_by_role("button", name="defaults").click()
+    page.wait_for_function("() => !document.querySelector('[data-code=\"command line\"]').innerText.includes('--')")
+    pb.wait_for_result(page)
 
 
 def test_denoise(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pb.choose_tab(page, "denoise")
     pb.wait_for_result(page)
     pb.slider(page, "noise to add first").press("ArrowRight")
-    page.locator('.pg-panel:not(.hidden) a[download="noisy.png"]').wait_for()
+    page.locator('.pg-panel a[download="noisy.png"]').wait_for()
     check_code(page, folder, "clean.png", monkeypatch, "noisy.png")
 
 
@@ -132,7 +156,7 @@ def test_segment_from_strokes(page: Page, folder: Path, monkeypatch: pytest.Monk
 def test_upsample(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pb.choose_tab(page, "upsample")
     pb.wait_for_result(page)
-    page.locator('.pg-panel:not(.hidden) a[download="out.png"]').wait_for()
+    page.locator('.pg-panel a[download="out.png"]').wait_for()
     check_code(page, folder, "out.png", monkeypatch, "coarse.png", "guide.png")
 
 

@@ -31,7 +31,7 @@ from permutohedral.apps.playground.photos import (
     encode_png,
     make_layer,
     user_name,
-)
+)  # fmt: skip
 from permutohedral.apps.playground.strokes import BRUSHES, Stroke, draw_strokes
 from permutohedral.errors import InputError
 
@@ -39,14 +39,25 @@ from permutohedral.errors import InputError
 _TILE = 512
 # extent of the preview of denoising: a smaller copy of the photo would have less noise
 _MIDDLE = 96
+# noise that hardly shows; white is 255
+_LITTLE_NOISE = 3.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a tab: layer, wall time with files, HTML for the status line, and downloads by name."""
+    """What a tab shows: an image, None for none, and more for a full result.
 
-    layer: Layer
-    seconds: float
+    Attributes:
+        layer: the image.
+        kind: "before", "preview", "full", or "details" for a result that only updates the status line.
+        seconds: wall time with files.
+        details: HTML for the status line.
+        files: downloads by name, functions that return their content.
+    """
+
+    layer: Layer | None
+    kind: str = "full"
+    seconds: float = 0.0
     details: tuple[str, ...] = ()
     files: dict[str, Callable[[], bytes]] = field(default_factory=dict)
 
@@ -73,7 +84,8 @@ def filter_photo(photo: Photo, job: Job, progress: Callable[[float], None], chec
         relative, worst = 100 * found.relative_error, 255 * found.worst_error
         details = [f"mean error about <b>{relative:.2g} %</b>, the largest of the samples <b>{worst:.2g}</b> of 255"]
     layer = make_layer(pixels, photo.image.alpha)
-    return Result(layer, seconds, tuple(details), {"smooth.png": lambda: encode_png(photo.image.with_pixels(pixels))})
+    files = {"smooth.png": lambda: encode_png(photo.image.with_pixels(pixels))}
+    return Result(layer, "full", seconds, tuple(details), files)
 
 
 def preview_filter(photo: Photo, options: dict[str, Any]) -> Layer:
@@ -104,14 +116,16 @@ def denoise_photo(photo: Photo, noisy: ImageData, job: Job, progress: Callable[[
     found, seconds = _run(job, progress)
     clean = read_image(Path(job.files[-1])).pixels
     files = {"clean.png": lambda: encode_png(noisy.with_pixels(clean))}
-    error = "error unknown: add noise to a clean photo to measure it"
+    error = "PSNR unknown: add noise to a clean photo to measure it"
+    if found.sigma < _LITTLE_NOISE:
+        error = "this photo has almost no noise: <b>add some with the slider</b> to see the effect"
     if noisy is not photo.image:
         seen = torch.ones_like(clean[0], dtype=torch.bool) if noisy.alpha is None else noisy.alpha[0] > 0
         before, after = (psnr(pixels[:, seen], photo.image.pixels[:, seen]) for pixels in (noisy.pixels, clean))
         error = f"PSNR <b>{before:.2f}</b> before, <b>{after:.2f} dB</b> after"
         files["noisy.png"] = lambda: encode_png(noisy)
     details = (f"noise <b>{found.sigma:.1f}</b> of 255", error)
-    return Result(make_layer(clean, noisy.alpha), seconds, details, files)
+    return Result(make_layer(clean, noisy.alpha), "full", seconds, details, files)
 
 
 @cache
@@ -143,7 +157,7 @@ def segment_photo(job: Job, progress: Callable[[float], None]) -> Result:
     details = tuple(square.format(color, 100 * count / (labels.width * labels.height)) for count, color in colors)
     overlay = make_layer(read_image(Path(job.options["overlay"])).pixels)
     found, drawn = (Path(path).read_bytes() for path in (job.files[-1], job.options["labels"]))
-    return Result(overlay, seconds, details, {"out.png": lambda: found, "labels.png": lambda: drawn})
+    return Result(overlay, "full", seconds, details, {"out.png": lambda: found, "labels.png": lambda: drawn})
 
 
 def preview_segments(photo: Photo, strokes: Sequence[Stroke], options: dict[str, Any]) -> Layer:
@@ -209,13 +223,13 @@ def upsample(material: Material, job: Job, progress: Callable[[float], None]) ->
     _, seconds = _run(job, progress)
     output = Path(job.files[-1])
     image = material.draw(read_map(output).values)
-    paths, details = [output], ["error unknown: the true map is not known"]
+    paths, details = [output], ["PSNR unknown: the true map is not known"]
     if material.truth is not None:
         paths += [material.coarse, material.guide]
         details = [f"PSNR <b>{psnr(image, material.truth):.2f} dB</b>"]
     contents = {path.name: path.read_bytes() for path in paths}
     files: dict[str, Callable[[], bytes]] = {name: partial(contents.__getitem__, name) for name in contents}
-    return Result(make_layer(image), seconds, tuple(details), files)
+    return Result(make_layer(image), "full", seconds, tuple(details), files)
 
 
 def coarse_layer(material: Material) -> Layer:

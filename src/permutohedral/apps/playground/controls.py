@@ -1,46 +1,97 @@
-"""Choices, upload buttons, files of the user, and their errors."""
+"""Sliders, choices, the viewer, upload buttons, and errors."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from nicegui import run, ui
+from nicegui import ui
+from nicegui.element import Element
+from nicegui.elements.mixins.value_element import ValueElement
 from nicegui.elements.upload_files import FileUpload
 
 from permutohedral.apps.playground.session import Session
 from permutohedral.errors import PermutohedralError
 
-if TYPE_CHECKING:
-    from permutohedral.apps.playground.photos import Photo
-
 Read = TypeVar("Read")
+ui.button.default_props("flat dense no-caps")
 # size of an upload, which NiceGUI stores on disk
 MAX_BYTES = 128 << 20
 # reading takes several times the memory of the pixels, so all tabs take turns
-_reading = threading.Lock()
+_reader = ThreadPoolExecutor(1)
 
 
-class Choice:
-    """Choice between a few values, or values with their texts; calls `changed` with another choice."""
+class Viewer(Element, component="viewer.js"):
+    """Images "before" and "after" under one divider, zoom, and strokes.
+
+    `names` has those of the two sides. `on_stroke` is called with each stroke of the brush.
+    """
+
+    def __init__(self, names: Sequence[str], on_stroke: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._props["names"] = list(names)
+        self.on("stroke", lambda event: on_stroke(event.args))
+
+    def show(self, **props: Any) -> None:
+        """Set properties of the component: size, before, after, strokes, brush."""
+        self._props.update(props)
+        self.update()
+
+
+class _Index(ValueElement[float]):
+    """A slider that moves without waiting for the server, unlike `ui.slider`."""
+
+    LOOPBACK = False
+
+
+class Slider:
+    """Slider over a list of round numbers; `unit` is the text after the number."""
 
     def __init__(
-        self, name: str, options: Sequence[str] | dict[Any, str], start: Any, changed: Callable[[], None]
+        self, name: str, numbers: Sequence[float], start: float, unit: str, changed: Callable[[], None]
     ) -> None:
-        with ui.element("div").classes("pg-control"):
-            with ui.element("div").classes("pg-caption"):
-                ui.label(name)
-            kept = options if isinstance(options, dict) else list(options)
-            self._select = ui.select(kept, value=start, on_change=changed)
-            self._select.props(f'dense outlined options-dense aria-label="{name}"')
+        self._numbers, self._unit, self._changed = list(numbers), unit, changed
+        with _control(name):
+            self._text = ui.label().classes("pg-value")
+        index = self._numbers.index(start)
+        self._index = _Index(tag="q-slider", value=index, on_value_change=self._move, throttle=0.02)
+        self._index.props(f'min=0 max={len(numbers) - 1} step=1 snap aria-label="{name}"')
+        self._show()
 
     @property
-    def value(self) -> Any:
-        """The chosen value."""
-        return self._select.value
+    def value(self) -> float:
+        """The current number."""
+        return self._numbers[int(self._index.value)]
+
+    def set_value(self, value: float) -> None:
+        """Move the slider to one of its numbers."""
+        self._index.set_value(self._numbers.index(value))
+
+    def _move(self) -> None:
+        self._show()
+        self._changed()
+
+    def _show(self) -> None:
+        self._text.set_text(f"{self.value:g}{self._unit}")
+
+
+def choice(name: str, options: Sequence[str], start: str, changed: Callable[[], None]) -> ui.select:
+    """Add a choice between a few values."""
+    with _control(name):
+        pass
+    select = ui.select(list(options), value=start, on_change=changed)
+    return select.props(f'dense outlined options-dense aria-label="{name}"')
+
+
+@contextmanager
+def _control(name: str) -> Iterator[None]:
+    with ui.element("div").classes("pg-caption"):
+        ui.label(name)
+        yield
 
 
 def upload_button(text: str, on_file: Callable[[FileUpload], Awaitable[None]]) -> None:
@@ -51,11 +102,11 @@ def upload_button(text: str, on_file: Callable[[FileUpload], Awaitable[None]]) -
         await on_file(event.file)
 
     def reject() -> None:
-        ui.notify(f"the file is larger than {MAX_BYTES >> 20} MB; scale it first", type="negative")
+        ui.notify(f"the file is larger than {MAX_BYTES >> 20} MB; scale it first", type="negative", position="top")
 
     upload = ui.upload(on_upload=take, on_rejected=reject, max_file_size=MAX_BYTES, auto_upload=True)
     upload.classes("hidden")
-    ui.button(text, icon="upload_file", on_click=lambda: upload.run_method("pickFiles")).props("flat dense no-caps")
+    ui.button(text, icon="upload_file", on_click=lambda: upload.run_method("pickFiles"))
 
 
 def show_error(error: Exception) -> None:
@@ -66,8 +117,8 @@ def show_error(error: Exception) -> None:
         message = "there is not enough memory; choose a smaller photo"
     else:
         message = f"unexpected error: {type(error).__name__}: {error}"
-    close = {"icon": "close", "color": "white", "round": True, "aria-label": "close"}
-    ui.notify(message, type="negative", multi_line=True, timeout=8000, actions=[close])
+    close = {"icon": "close", "color": "white", "aria-label": "close"}
+    ui.notify(message, type="negative", position="top", timeout=8000, actions=[close])
 
 
 async def read_upload(
@@ -77,34 +128,20 @@ async def read_upload(
 
     Return the path, for `Session.keep_upload`, and the result; after an error, show it and return None.
     """
-    if session.is_closed:
+    if session.runner.is_closed:
         return None
-    path, found = session.name_upload(file.name), None
+    path = session.name_upload(file.name)
     try:
         await file.save(path)
-        found = await read_in_turn(read, path, file.name)
+        return path, await read_in_turn(read, path, file.name)
     # decoders raise any exception for a damaged file
     except Exception as error:
         show_error(error)
-    if found is None:
-        with suppress(OSError, ValueError):
-            path.unlink()
-        return None
-    return path, found
+    with suppress(OSError, ValueError):
+        path.unlink()
+    return None
 
 
-async def read_in_turn(read: Callable[[Path, str], Read], path: Path, name: str) -> Read | None:
-    """Call `read` in another thread, one call after another for all tabs; return None if the server stops."""
-
-    def wait_and_read() -> Read:
-        with _reading:
-            return read(path, name)
-
-    return await run.io_bound(wait_and_read)
-
-
-def read_photo(path: Path, name: str) -> Photo:
-    """Read a photo; messages call it `name`."""
-    from permutohedral.apps.playground import photos
-
-    return photos.read_photo(path, name)
+async def read_in_turn(read: Callable[[Path, str], Read], path: Path, name: str) -> Read:
+    """Call `read` in another thread, one call after another for all tabs."""
+    return await asyncio.get_running_loop().run_in_executor(_reader, read, path, name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import permutohedral as ph
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,6 @@ class Job:
 
     def run(self, progress: Callable[[float], None], **more: Any) -> Any:
         """Write the output, and return the result of the function; `progress` is called with the share done."""
-        import permutohedral as ph
 
         def report(done: float, total: float, name: str) -> None:
             progress(done / total)
@@ -58,6 +60,16 @@ class Job:
 
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if value is not None}
+
+
+def read_defaults(function: str, *options: str) -> dict[str, Any]:
+    """Return the defaults of some options of a function of `permutohedral.apps`.
+
+    >>> read_defaults("filter_image", "method")
+    {'method': 'auto'}
+    """
+    parameters = inspect.signature(getattr(ph.apps, function)).parameters
+    return {option: parameters[option].default for option in options}
 
 
 def _quote(value: Any) -> str:

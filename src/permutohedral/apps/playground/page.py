@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nicegui import ui
 from nicegui.elements.upload_files import FileUpload
 
-from permutohedral.apps.playground.components import STYLE
-from permutohedral.apps.playground.controls import read_in_turn, read_photo, read_upload, show_error, upload_button
+from permutohedral.apps.playground.controls import read_in_turn, read_upload, show_error, upload_button
 from permutohedral.apps.playground.panel import Panel
+from permutohedral.apps.playground.photos import Photo, read_photo
 from permutohedral.apps.playground.session import Session
 from permutohedral.apps.playground.strokes import EXAMPLE_STROKES
-from permutohedral.apps.playground.tabs.denoise import DenoisePanel
-from permutohedral.apps.playground.tabs.filter import FilterPanel
-from permutohedral.apps.playground.tabs.segment import SegmentPanel
-from permutohedral.apps.playground.tabs.upsample import UpsamplePanel
-
-if TYPE_CHECKING:
-    from permutohedral.apps.playground.photos import Photo
+from permutohedral.apps.playground.tabs import DenoisePanel, FilterPanel, SegmentPanel, UpsamplePanel
 
 
 def example_photo() -> Path:
@@ -35,7 +28,7 @@ class Page:
     """Content of one browser tab; `photo` is the first photo, None for the example."""
 
     def __init__(self, photo: Path | None) -> None:
-        ui.add_css(STYLE)
+        ui.add_css(Path(__file__).parent / "style.css")
         # the cookie is set, so the token need not stay on the screen
         ui.add_head_html('<script>history.replaceState(null, "", location.pathname)</script>')
         ui.colors(primary="#3f51b5")
@@ -44,38 +37,37 @@ class Page:
         self._first = photo
         with ui.element("div").classes("pg-head"):
             ui.html("<span>permutohedral</span> playground", sanitize=False).classes("pg-name")
-            with ui.tabs(on_change=lambda event: self._open(event.value)).classes("pg-tabs").props("dense") as tabs:
-                for kind in (FilterPanel, DenoisePanel, SegmentPanel, UpsamplePanel):
-                    ui.tab(kind.title)
+            tabs = ui.tabs(on_change=lambda event: self._open(event.value)).classes("pg-tabs").props("dense no-caps")
             with ui.element("div").classes("pg-photo"):
                 self._name = ui.label("loading").classes("pg-file")
                 upload_button("open a photo", self._take_upload)
-        self._denoise, self._segment = DenoisePanel(self.session), SegmentPanel(self.session)
-        others = FilterPanel(self.session), UpsamplePanel(self.session)
-        self._panels: dict[str, Panel] = {panel.title: panel for panel in (self._denoise, self._segment, *others)}
-        self._opened: Panel = others[0]
-        tabs.set_value(self._opened.title)
-        self._open(self._opened.title)
+            self._progress = ui.linear_progress(show_value=False, size="3px").classes("pg-busy")
+        self.panels: dict[str, Panel] = {}
+        with ui.tab_panels(tabs, animated=False).classes("pg-panels"):
+            for kind in (FilterPanel, DenoisePanel, SegmentPanel, UpsamplePanel):
+                with tabs:
+                    ui.tab(kind.title)
+                with ui.tab_panel(kind.title):
+                    self.panels[kind.title] = kind(self.session)
+        tabs.set_value(FilterPanel.title)
 
     async def load(self) -> None:
         """Load the first photo."""
         path = example_photo() if self._first is None else self._first
-        # this also loads the library
-        self._set_busy(True)
-        photo = None
         try:
             photo = await read_in_turn(read_photo, path, str(path))
         # decoders raise any exception for a damaged file
         except Exception as error:
             self._fail(error)
-        if photo is None:
-            self._set_busy(False)
             self._name.set_text("no photo")
             return
         self._show(photo)
         if self._first is None:
-            self._segment.set_strokes(list(EXAMPLE_STROKES))
-            self._denoise.add_example_noise()
+            segment = self.panels["segment"]
+            assert isinstance(segment, SegmentPanel)
+            segment.set_strokes(list(EXAMPLE_STROKES))
+            # the example has no noise
+            self.panels["denoise"].set_values({"added": 25.0})
 
     async def _take_upload(self, file: FileUpload) -> None:
         found = await read_upload(self.session, file, read_photo)
@@ -86,29 +78,28 @@ class Page:
 
     def _show(self, photo: Photo) -> None:
         # the tab was closed while the photo was read
-        if self.session.is_closed:
+        if self.session.runner.is_closed:
             return
+        self.session.runner.drop()
         self.session.photo = photo
         height, width = photo.size
         self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")
-        self.session.stream.put("photo", photo.layer, "before", 0)
-        for panel in self._panels.values():
+        for panel in self.panels.values():
             panel.reset()
-        self._opened.refresh()
 
     def _open(self, title: str) -> None:
-        self._opened.hide()
-        self._opened = self._panels[title]
-        self._opened.open()
+        for panel in self.panels.values():
+            panel.open(panel.title == title)
 
     def _fail(self, error: Exception) -> None:
         with self._slot:
             show_error(error)
-        self._set_busy(False)
 
-    def _set_busy(self, busy: bool) -> None:
-        for panel in self._panels.values():
-            panel.set_busy(busy and panel is self._opened)
+    def _set_busy(self, busy: bool, share: float | None) -> None:
+        self._progress.set_value(share or 0)
+        self._progress.props(f'data-busy="{str(busy).lower()}"').props(
+            **{"add" if share is None else "remove": "indeterminate"}
+        )
 
 
 async def build_page(photo: Path | None, sessions: dict[str, Session]) -> None:

@@ -1,27 +1,27 @@
-"""Base class of the tabs: controls, view, status line, downloads, and the code that does the same."""
+"""Base class of the tabs: controls, viewer, status line, downloads, and the code that does the same."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nicegui import ui
 
-from permutohedral.apps.playground.components import Progress, Slider, Tab
-from permutohedral.apps.playground.controls import Choice
+from permutohedral.apps.playground.compute import Result
+from permutohedral.apps.playground.controls import Slider, Viewer
 from permutohedral.apps.playground.jobs import Job
-from permutohedral.apps.playground.runner import Check, Request, Show, Steps
+from permutohedral.apps.playground.photos import Layer, Photo
+from permutohedral.apps.playground.runner import Progress, Steps
 from permutohedral.apps.playground.session import Session
 
-if TYPE_CHECKING:
-    from permutohedral.apps.playground.compute import Result
-    from permutohedral.apps.playground.photos import Layer, Photo
-
-# seconds after a move: rendering the code earlier would delay the image
-_CODE_DELAY = 0.1
+# seconds above which a preview comes first
+SLOW = 0.06
+# seconds above which the full result waits until the slider rests
+VERY_SLOW = 0.5
+# seconds without a move after which a slider rests
+REST = 0.25
 
 
 class Panel:
@@ -29,56 +29,64 @@ class Panel:
 
     title = ""
     hint = ""
-    # values of the controls at the start: the defaults of the command
+    # of the two sides of the viewer
+    names = ("photo", "")
+    # options with the defaults of the command
     start: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, session: Session) -> None:
-        self.session = session
-        self.number = 0
-        # results of earlier requests are not shown
-        self._oldest = 0
-        self._stale, self._open, self._code_is_old = True, False, False
-        # controls by the option that they set
-        self.controls: dict[str, Slider | Choice] = {}
-        # whether something is computed, and the share that is done, as the page shows it
-        self._shown_progress: tuple[bool, float | None] = False, None
-        with Tab(self.title) as self._root:
+        self.session, self.number = session, 0
+        self.is_open, self._stale = False, True
+        # seconds of the last full result, by options that change its time
+        self._seconds: dict[Any, float] = {}
+        # controls by the option that they set, and others
+        self.controls: dict[str, Slider | ui.select] = {}
+        with ui.element("div").classes("pg-panel").props(f'data-tab="{self.title}"'):
             with ui.element("div").classes("pg-card pg-controls"):
                 ui.label(self.hint).classes("pg-hint")
                 self.add_controls()
+                starts = {name: control.value for name, control in self.controls.items()}
+                ui.button("defaults", icon="restart_alt", on_click=lambda: self.set_values(starts))
             with ui.element("div").classes("pg-card"):
-                self._progress = Progress()
-                self.add_view()
+                self.viewer = Viewer(self.names, self.take_stroke)
                 self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
             with ui.element("div").classes("pg-card"):
-                self._add_code()
+                self._command = self._add_text("command line", lambda: self.job().command)
+                self._python = self._add_text("Python", lambda: self.job().python)
+                self._links = ui.row()
 
     def add_controls(self) -> None:
         """Add the controls to the card on the left."""
         raise NotImplementedError
 
-    def add_view(self) -> None:
-        """Add the view to the card on the right."""
+    def job(self) -> Job:
+        """Return the job for the current controls, whose code is shown."""
         raise NotImplementedError
+
+    def compute(self, options: dict[str, Any], progress: Progress) -> Steps:
+        """Compute the results in another thread; see `Request`."""
+        raise NotImplementedError
+
+    def take_stroke(self, drawn: dict[str, Any]) -> None:
+        """Take a stroke, in tabs with a brush."""
 
     def options(self) -> dict[str, Any]:
         """Return the values of the controls by option."""
-        return {option: control.value for option, control in self.controls.items()}
+        return {option: self.controls[option].value for option in self.start}
 
     def shown_options(self) -> dict[str, Any]:
         """Return the options that differ from the defaults of the command."""
         return {name: value for name, value in self.options().items() if value != self.start[name]}
 
-    def job(self) -> Job:
-        """Return the job for the current controls, whose code is shown."""
-        raise NotImplementedError
+    def add_sliders(self, *sliders: tuple[str, str, Sequence[float], str]) -> None:
+        """Add sliders: option, text, numbers and unit; they start at the defaults of the command."""
+        for option, name, numbers, unit in sliders:
+            self.controls[option] = Slider(name, numbers, self.start[option], unit, self.refresh)
 
-    def compute(self) -> None:
-        """Submit a request for the current controls."""
-        raise NotImplementedError
-
-    def take_photo(self) -> None:
-        """Drop everything but the result that belongs to the previous photo."""
+    def set_values(self, values: dict[str, Any]) -> None:
+        """Set some controls."""
+        for name, value in values.items():
+            self.controls[name].set_value(value)
 
     @property
     def photo(self) -> Photo:
@@ -86,141 +94,99 @@ class Panel:
         assert self.session.photo is not None
         return self.session.photo
 
-    def open(self) -> None:
-        """Show the tab."""
-        self._root.set_open(True)
-        self._open = True
-        if self._stale:
+    def open(self, is_open: bool) -> None:
+        """Compute if needed, now that the tab is shown or hidden."""
+        self.is_open = is_open
+        if is_open and self._stale:
             self.refresh()
 
-    def hide(self) -> None:
-        """Hide the tab."""
-        self._root.set_open(False)
-        self._open = False
-
-    def submit(self, request: Request) -> None:
-        """Compute this next; its results are not shown if `drop` is called meanwhile."""
-        number = self.number
-
-        def wanted(check: Check) -> Steps:
-            for found in request(check):
-                yield found if isinstance(found, float) else partial(self._show_wanted, number, found)
-
-        self.session.submit(wanted)
-
-    def drop(self) -> None:
-        """Show no results of earlier requests: they belong to another photo, or to removed strokes."""
-        self._oldest = self.number + 1
-        self.session.submit(lambda check: iter(()))
-
-    def _show_wanted(self, number: int, show: Show) -> None:
-        if number >= self._oldest:
-            show()
-
-    def preview_first(self, number: int, kind: Any, layer: Callable[[], Layer]) -> Steps:
-        """Show a preview if this kind of computation is slow; if very slow, wait until the slider rests."""
-        if self.session.is_slow(kind):
-            yield partial(self.put, "after", layer(), "preview", number)
-        yield self.session.rest_before(kind)
-
-    def show(self, result: Result, kind: Any, number: int, side: str = "after") -> None:
-        """Show a full result, and offer its files unless a newer request was submitted."""
-        self.session.remember(kind, result.seconds)
-        self.put(side, result.layer, "full", number)
-        self.report(result.seconds, *result.details)
-        if number == self.number:
-            self.offer(result.files)
-
-    def progress(self, check: Check) -> Callable[[float], None]:
-        """Return a callback that shows the share that is done, and ends a request that was dropped."""
-
-        def show(share: float) -> None:
-            check()
-            self.session.on_page(self.set_busy, True, share)
-
-        return show
-
     def reset(self) -> None:
-        """Prepare for another photo; compute again when the tab is opened."""
-        self._stale = True
-        self.drop()
-        self.put("after", None, "before", 0)
-        self.take_photo()
+        """Prepare for another photo; compute now, or when the tab is opened."""
+        self._seconds.clear()
+        height, width = self.photo.size
+        self.viewer.show(size=[width, height])
+        self._put("before", self.photo.layer)
+        self._put("full", None)
+        self.refresh()
 
     def refresh(self) -> None:
         """Compute for the current controls, and show the code."""
-        self._stale = not self._open or self.session.photo is None
+        self._stale = not self.is_open or self.session.photo is None
         if self._stale:
             return
         self.number += 1
-        self._code_is_old = True
-        self.compute()
-        asyncio.get_running_loop().call_later(_CODE_DELAY, self._show_code)
-
-    def put(self, side: str, layer: Layer | None, kind: str, number: int) -> None:
-        """Show a layer of this tab; see `LayerStream.put`."""
-        self.session.stream.put(f"{self.title}/{side}", layer, kind, number)
-
-    def _show_code(self) -> None:
-        # a closed tab has no photo
-        if not self._code_is_old or self.session.photo is None:
-            return
-        self._code_is_old = False
+        self.session.runner.submit(self._request, partial(self._show, self.number))
         job = self.job()
-        self._command.set_content(_wrap_words(job.command))
+        # lines break between words, not at the hyphens of options
+        self._command.set_content(" ".join(f"<span>{escape(word)}</span>" for word in job.command.split(" ")))
         self._python.set_content(escape(job.python.strip()))
         self._status.classes(add="pg-old")
-        self.offer({})
+        self._links.set_visibility(False)
 
-    def offer(self, files: dict[str, Callable[[], bytes]]) -> None:
+    def preview_first(self, options: dict[str, Any], preview: Callable[[], Layer] | None = None) -> Steps:
+        """Yield a preview if these options are slow or new; if very slow, wait until the slider rests."""
+        seconds = self._seconds.get(_time_key(options))
+        if preview is not None and (seconds is None or seconds > SLOW):
+            yield Result(preview(), "preview")
+        yield REST if seconds is not None and seconds > VERY_SLOW else 0.0
+
+    def _request(self, progress: Progress) -> Steps:
+        options = self.options()
+        for found in self.compute(options, progress):
+            if isinstance(found, Result) and found.kind == "full" and found.layer is not None:
+                self._seconds[_time_key(options)] = found.seconds
+            yield found
+
+    def _show(self, number: int, result: Result) -> None:
+        if result.kind != "details":
+            self._put(result.kind, result.layer, number)
+        if result.kind in ("full", "details"):
+            time = f"time <b>{_format_seconds(result.seconds)}</b>" if result.seconds else ""
+            parts = [part for part in (time, *result.details) if part]
+            self._status.set_content("".join(f"<span>{part}</span>" for part in parts))
+        if result.kind == "full" and number == self.number:
+            self._status.classes(remove="pg-old")
+            self._offer(result.files)
+
+    def _put(self, kind: str, layer: Layer | None, number: int = 0) -> None:
+        """Show an image in the viewer, None for none; `kind` is "before", "preview" or "full"."""
+        side = "before" if kind == "before" else "after"
+        name = f"{kind}.bmp"
+        self.session.files.pop((self.title, name), None)
+        if layer is None:
+            self.viewer.show(**{side: None})
+            return
+        self.session.files[self.title, name] = lambda: layer.content
+        # each address is new, since the browser keeps the image of an address
+        url = f"{self._url(name)}?{next(self.session.numbers)}"
+        self.viewer.show(**{side: {"url": url, "region": layer.region, "kind": kind, "number": number}})
+
+    def _offer(self, files: dict[str, Callable[[], bytes]]) -> None:
         """Offer downloads: names, and functions that return their content."""
-        for link, (name, make) in zip(self._links, files.items(), strict=False):
-            self.session.files[self.title, name] = make
-            link.set_text(name)
-            link.props(f'href="/files/{self.session.key}/{self.title}/{name}" download="{name}"')
-        for number, link in enumerate(self._links):
-            link.set_visibility(number < len(files))
+        self._links.clear()
+        self._links.set_visibility(True)
+        with self._links:
+            for name, make in files.items():
+                self.session.files[self.title, name] = make
+                ui.button(name, icon="download").props(f'href="{self._url(name)}" download="{name}"')
 
-    def report(self, seconds: float | None, *details: str) -> None:
-        """Show time and details (HTML without user input) of the last result."""
-        self._show_code()
-        parts = details if seconds is None else (f"time <b>{_format_seconds(seconds)}</b>", *details)
-        self._status.set_content("".join(f"<span>{part}</span>" for part in parts if part))
-        self._status.classes(remove="pg-old")
+    def _url(self, name: str) -> str:
+        return f"/files/{self.session.key}/{self.title}/{name}"
 
-    def set_busy(self, busy: bool, share: float | None = None) -> None:
-        """Show whether something is computed, and the share that is done if it is known."""
-        if (busy, share) != self._shown_progress:
-            self._shown_progress = busy, share
-            self._progress.set(busy, share)
+    def _add_text(self, title: str, text: Callable[[], str]) -> ui.html:
+        def copy() -> None:
+            ui.clipboard.write(text())
+            ui.notify("copied", timeout=800)
 
-    def _add_code(self) -> None:
-        self._command = self._add_text("command line")
-        self._python = self._add_text("Python")
-        with ui.element("div").classes("pg-files"):
-            self._links = [ui.button(icon="download").props("flat dense no-caps") for _ in range(3)]
-        for link in self._links:
-            link.set_visibility(False)
-
-    def _add_text(self, title: str) -> ui.html:
-        with ui.element("div").classes("pg-code"):
-            with ui.element("div").classes("pg-caption"):
-                ui.label(f"The same in {title}" if title == "Python" else f"The same on the {title}")
-                copy = ui.button("copy", icon="content_copy", on_click=lambda: self._copy(title))
-                copy.props(f'flat dense no-caps size=sm aria-label="copy {title}"')
-            with ui.element("pre"):
-                return ui.html("", sanitize=False).props(f'data-code="{title}"')
-
-    def _copy(self, title: str) -> None:
-        job = self.job()
-        ui.clipboard.write(job.python if title == "Python" else job.command)
-        ui.notify("copied", timeout=800)
+        with ui.element("div").classes("pg-caption"):
+            ui.label(f"The same {'in' if title == 'Python' else 'on the'} {title}")
+            button = ui.button("copy", icon="content_copy", on_click=copy)
+            button.props(f'size=sm aria-label="copy {title}"')
+        return ui.html("", sanitize=False).classes("pg-code").props(f'data-code="{title}"')
 
 
-def _wrap_words(command: str) -> str:
-    """Return HTML that breaks between words, not at the hyphens of options."""
-    words = "".join(f"<span>{escape(word)}</span> " for word in command.split(" "))
-    return f'<div class="pg-wrap">{words.strip()}</div>'
+def _time_key(options: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(options.get(name) for name in ("method", "halo", "mode"))
 
 
 def _format_seconds(seconds: float) -> str:

@@ -1,13 +1,15 @@
-"""Photos of the user, and layers: images as planes of bytes, which the page draws without decoding."""
+"""Photos of the user, and layers: images as bitmaps, which are fast to write and to draw."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
@@ -22,15 +24,12 @@ PREVIEW_PIXELS = 1 << 16
 
 @dataclass(frozen=True)
 class Layer:
-    """Uint8 planes, one gray or three of red, green and blue, that cover a part of the photo.
+    """The BMP file of an image that covers a part of the photo.
 
     `region` has left, top, width and height in pixels of the photo.
     """
 
-    planes: bytes
-    channels: int
-    height: int
-    width: int
+    content: bytes
     region: tuple[float, float, float, float]
 
 
@@ -41,16 +40,16 @@ def make_layer(
 
     `factor` is the extent of a pixel, and `corner` x and y of the first one, in pixels of the photo.
 
-    >>> make_layer(torch.full((3, 2, 5), 0.5)).planes[:4]
-    b'\\x80\\x80\\x80\\x80'
-    >>> make_layer(torch.zeros(1, 1, 2), torch.tensor([[[0.0, 1.0]]])).planes
-    b'\\xff\\x00'
+    >>> make_layer(torch.full((3, 2, 5), 0.5), factor=4).region
+    (0, 0, 20, 8)
     """
     shown = blend_with_white(pixels.detach(), alpha)
     channels, height, width = shown.shape
     # rounded as in files
-    planes = shown.clamp(0, 1).mul_(255).round_().byte().contiguous().numpy().tobytes()
-    return Layer(planes, channels, height, width, (*corner, width * factor, height * factor))
+    values = shown.clamp(0, 1).mul_(255).round_().byte().movedim(0, -1).contiguous().numpy()
+    file = io.BytesIO()
+    Image.fromarray(values[..., 0] if channels == 1 else values).save(file, "BMP")
+    return Layer(file.getvalue(), (*corner, width * factor, height * factor))
 
 
 def blend_with_white(pixels: Tensor, alpha: Tensor | None) -> Tensor:
@@ -78,11 +77,6 @@ class Photo:
         """Height and width."""
         height, width = self.image.pixels.shape[1:]
         return height, width
-
-    @property
-    def num_pixels(self) -> int:
-        """Height times width."""
-        return self.size[0] * self.size[1]
 
 
 def read_photo(path: Path, name: str) -> Photo:

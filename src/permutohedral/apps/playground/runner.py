@@ -1,103 +1,105 @@
-"""Runner of one page: computes the newest request in a thread, and drops older ones."""
+"""Runner of one browser tab: computes the newest request in another thread, and drops older ones."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 
-# seconds after which an idle thread ends; the next request starts another
-_IDLE = 5.0
+from nicegui import run
+
+# A request yields results, and seconds (float) to wait without a newer request. It gets a function that reports the
+# share that is done, and that raises `DroppedError` if the request is not wanted any more.
+Progress = Callable[[float], None]
+Steps = Iterator[Any]
+Request = Callable[[Progress], Steps]
 
 
 class DroppedError(Exception):
     """A newer request was submitted during this one."""
 
 
-# A request yields functions that show its results so far, and seconds to wait without a newer request. It gets a
-# function to call now and then, which raises `DroppedError` after a newer request.
-Check = Callable[[], None]
-Show = Callable[[], None]
-Steps = Iterator[Show | float]
-Request = Callable[[Check], Steps]
-
-
 class Runner:
-    """Compute requests one by one in a thread.
+    """Compute requests one by one. Call all methods in the thread of the page.
 
     Results are shown even if a newer request waits, so that the image follows a moving slider. The rest of the older
-    request is dropped. `show` is called with each function that a request yields, `fail` with its exception, and `idle`
-    when no work is left, also after `close`.
+    request is dropped. `fail` is called with exceptions. `busy` is called with whether something is computed and with
+    the share that is done, None if unknown; also at the end of the last request after `close`.
     """
 
-    def __init__(
-        self, show: Callable[[Show], None], fail: Callable[[Exception], None], idle: Callable[[], None]
-    ) -> None:
-        self._show, self._fail, self._idle = show, fail, idle
-        self._changed = threading.Condition()
-        self._newest: Request | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self.busy = False
+    def __init__(self, fail: Callable[[Exception], None], busy: Callable[[bool, float | None], None]) -> None:
+        self._fail, self._busy = fail, busy
+        self._next: tuple[Request, Callable[[Any], None]] | None = None
+        self._wanted = True
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.is_closed = self.is_computing = False
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a request runs or waits."""
-        return self.busy or self._newest is not None
+    def submit(self, request: Request, show: Callable[[Any], None]) -> None:
+        """Compute this next, in place of a waiting request; `show` is called with each of its results."""
+        if self.is_closed:
+            return
+        self._next = request, show
+        self._changed.set()
+        if self._task is None:
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._work())
 
-    def submit(self, request: Request) -> None:
-        """Compute this next, in place of a waiting request."""
-        with self._changed:
-            if self._closed:
-                return
-            self._newest = request
-            if self._thread is None:
-                # daemon, since a computation that cannot be interrupted must not delay the exit
-                self._thread = threading.Thread(target=self._work, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+    def drop(self) -> None:
+        """Drop all requests, without further results."""
+        self._next, self._wanted = None, False
+        self._changed.set()
 
     def close(self) -> None:
-        """Drop the current request, and ignore later ones."""
-        with self._changed:
-            self._closed, self._newest = True, None
-            self._changed.notify()
+        """Drop all requests, and ignore later ones."""
+        self.is_closed = True
+        self.drop()
 
-    def _is_unwanted(self) -> bool:
-        return self._closed or self._newest is not None
+    @property
+    def _is_current(self) -> bool:
+        return self._wanted and self._next is None
 
-    def _check(self) -> None:
-        if self._is_unwanted():
+    def _progress(self, share: float) -> None:
+        if not self._is_current:
             raise DroppedError
+        self._loop.call_soon_threadsafe(self._report, share)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if self._newest is None and not self._closed:
-                    self._changed.wait(_IDLE)
-                if self._newest is None:
-                    self._thread = None
-                    return
-                request, self._newest = self._newest, None
-                self.busy = True
-            self._run(request)
-            with self._changed:
-                self.busy = False
-                finished = self._newest is None
-            if finished:
-                self._idle()
+    def _report(self, share: float) -> None:
+        if self._is_current and self.is_computing:
+            self._busy(True, share)
 
-    def _run(self, request: Request) -> None:
-        try:
-            for found in request(self._check):
-                rest = found if isinstance(found, float) else 0.0
-                if not isinstance(found, float) and not self._closed:
-                    self._show(found)
-                with self._changed:
-                    if self._changed.wait_for(self._is_unwanted, rest):
-                        return
-        except DroppedError:
-            return
-        # the page shows any error, and the next request runs; an older one may miss a file of an earlier photo
-        except Exception as error:
-            if not self._is_unwanted():
-                self._fail(error)
+    async def _work(self) -> None:
+        while self._next is not None:
+            request, show = self._next
+            self._next, self._wanted = None, True
+            self._changed.clear()
+            self._busy(True, None)
+            try:
+                await self._run(request(self._progress), show)
+            except DroppedError:
+                pass
+            # the page shows any error, and the next request runs; an older one may miss a file of an earlier photo
+            except Exception as error:
+                if self._is_current:
+                    self._fail(error)
+        self._task = None
+        self._busy(False, None)
+
+    async def _run(self, steps: Steps, show: Callable[[Any], None]) -> None:
+        while self._is_current:
+            self.is_computing = True
+            try:
+                found = await run.io_bound(next, steps, None)
+            # not after a cancellation, during which the thread continues
+            except Exception:
+                self.is_computing = False
+                raise
+            self.is_computing = False
+            if found is None or not self._wanted:
+                return
+            if isinstance(found, float):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), found)
+            else:
+                show(found)

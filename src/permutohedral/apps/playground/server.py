@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, WebSocket
+from fastapi import FastAPI, HTTPException
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from nicegui import ui
@@ -23,6 +23,7 @@ from nicegui import ui
 from permutohedral.apps.playground.access import SizeLimited, TokenRequired
 from permutohedral.apps.playground.controls import MAX_BYTES
 from permutohedral.apps.playground.page import build_page
+from permutohedral.apps.playground.photos import read_photo
 from permutohedral.apps.playground.session import Session
 from permutohedral.errors import InputError
 
@@ -37,12 +38,11 @@ _ICON = (
 
 
 class Playground:
-    """The page, its layers and its downloads; `photo` is the first photo, None for the example."""
+    """The page, its images and its downloads; `photo` is the first photo, None for the example."""
 
     def __init__(self, photo: Path | None) -> None:
         self.sessions: dict[str, Session] = {}
         self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-        self.app.add_api_websocket_route("/layers/{key}", self._layers)
         self.app.add_api_route("/files/{key}/{tab}/{name}", self._file)
         ui.page("/", title="permutohedral playground", favicon=_ICON)(lambda: build_page(photo, self.sessions))
         # compression is slower than the connection; nothing is bound, and the page has its own style sheet
@@ -51,26 +51,20 @@ class Playground:
             show_welcome_message=False, reconnect_timeout=10,
         )  # fmt: skip
 
-    async def _layers(self, socket: WebSocket, key: str) -> None:
-        if key in self.sessions:
-            await self.sessions[key].stream.serve(socket)
-        else:
-            await socket.close()
-
     async def _file(self, key: str, tab: str, name: str) -> Response:
         make = self.sessions[key].files.get((tab, name)) if key in self.sessions else None
         if make is None:
             raise HTTPException(404)
         content = await run_in_threadpool(make)
         headers = {"cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
-        return Response(content, media_type="application/octet-stream", headers=headers)
+        # the images of the viewers are bitmaps
+        media_type = "image/bmp" if name.endswith(".bmp") else "application/octet-stream"
+        return Response(content, media_type=media_type, headers=headers)
 
 
 def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C; port 0 chooses a free one. `announce` is called with the address."""
     if photo is not None:
-        from permutohedral.apps.playground.photos import read_photo
-
         # errors of later photos appear on the page
         read_photo(photo, str(photo))
     listener = _listen(host, port)
@@ -85,7 +79,6 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
         ws_per_message_deflate=False,
     )  # fmt: skip
     # the first requests wait until the server has started
-    listener.listen()
     announce(address)
     # NiceGUI looks at all objects when it stops, and one of torch's warns
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
@@ -112,22 +105,15 @@ def _write_redirection(address: str, folder: Path) -> Path:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
     # UnicodeError: the name is too long
     except (OSError, UnicodeError) as error:
-        raise InputError(f"there is no address {host}: {error}") from error
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise InputError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
-    return listener
+        raise InputError(f"cannot listen at {host}, port {port}: {error}") from error
 
 
 def _end(playground: Playground) -> None:
     """Close all sessions; exit even during a computation, which cannot be interrupted."""
-    computing = any(session.is_computing for session in playground.sessions.values())
+    computing = any(session.runner.is_computing for session in playground.sessions.values())
     for session in playground.sessions.values():
         session.close()
     if computing:
