@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,10 @@ def test_losing_all_workers_raises(client: Any) -> None:
     assert client.cluster.scheduler.no_workers_timeout == 240
     client.cluster.scheduler.no_workers_timeout = 1.0
     client.cluster.scale(0)
+    # workers leave in the background, and could compute something before
+    deadline = time.monotonic() + 60
+    while client.cluster.scheduler.workers and time.monotonic() < deadline:
+        time.sleep(0.05)
     with pytest.raises(BackendUnavailable, match="all workers were lost"):
         list(TaskPool(client).run([delayed(abs)(1), delayed(abs)(2)]))
 
