@@ -67,7 +67,6 @@ class Experiment(Generic[Config]):
         seeds: trainings of each row by default.
         group: rows that it maps to one value are run by one call of `run_group`. Default: each row by itself.
         run_group: trains and evaluates such rows.
-        as_table: without effect; all experiments write tables.
     """
 
     name: str
@@ -77,7 +76,6 @@ class Experiment(Generic[Config]):
     seeds: int = 1
     group: Callable[[Config], Hashable] | None = None
     run_group: Callable[[list[Config], RunOptions], list[Outcome]] | None = None
-    as_table: bool = True
 
     def read_rows(self) -> dict[str, Any]:
         """Return the content of `NAME.yaml`."""

@@ -25,7 +25,7 @@ NOT_DIFFERENTIABLE = {
         accuracy.MethodChoice""",
     "measures, and returns numbers": """accuracy.estimate_error accuracy.estimate_bilateral_error
         accuracy.explain_bilateral accuracy.explain_gaussian lattice.forecast_memory lattice.reach""",
-    "takes integers": "crf.energies_from_labels lattice.gaussian_weight",
+    "takes integers": "crf.energies_from_labels lattice.gaussian_weight lattice.tap_positions",
     "needs a GPU; tests/gpu": "lattice.build_bounded_lattice levels.build_bounded_pyramid",
     "runs the backward pass itself, and returns detached results": "nn.capture_step",
     "runs without gradients": "apps.Denoiser",

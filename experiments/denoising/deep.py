@@ -149,4 +149,4 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     return [Page("Deep denoising", text, [Table(columns, results)], name="deep_denoising")]
 
 
-EXPERIMENTS = {"deep_denoising": Experiment("deep_denoising", DeepConfig, run, report, as_table=True)}
+EXPERIMENTS = {"deep_denoising": Experiment("deep_denoising", DeepConfig, run, report)}

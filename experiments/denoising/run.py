@@ -267,4 +267,4 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
     return [Page("Denoising", text, tables, name="denoising")]
 
 
-EXPERIMENTS = {"denoising": Experiment("denoising", DenoisingConfig, run, report, seeds=3, as_table=True)}
+EXPERIMENTS = {"denoising": Experiment("denoising", DenoisingConfig, run, report, seeds=3)}

@@ -282,4 +282,4 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
-EXPERIMENTS = {"grids": Experiment("grids", GridsConfig, run, report, as_table=True)}
+EXPERIMENTS = {"grids": Experiment("grids", GridsConfig, run, report)}

@@ -343,6 +343,6 @@ def group(config: MnistConfig) -> str:
 
 
 EXPERIMENTS = {
-    name: Experiment(name, MnistConfig, run, report, seeds=5, group=group, run_group=run_group, as_table=True)
+    name: Experiment(name, MnistConfig, run, report, seeds=5, group=group, run_group=run_group)
     for name in ("mnist", "sampling")
 }

@@ -28,7 +28,6 @@ from experiments.report import WEIGHTS, Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
-from permutohedral.lattice.geometry import step_positions, tap_positions
 
 TRAJECTORIES = ("radial", "spiral")
 SOURCES = {"phantom": "Shepp-Logan", "photographs": "photographs"}
@@ -306,7 +305,9 @@ def lattice_apodization(size: int, scale: float) -> Tensor:
     convolution of segments along the three axes u_j, so its transform is the product of sinc(u_j . x); the taps at
     o_t add sum_t w_t cos(2 pi o_t . x). This is the mean over all positions of a sample relative to the lattice.
     """
-    offsets, axes = tap_positions(ph.lattice.Neighborhood(2, 2)), step_positions(2)
+    offsets, nearest = ph.lattice.tap_positions(ph.lattice.Neighborhood(2, 2)), ph.lattice.Neighborhood(2, 1)
+    # taps are in lexicographic order: the last axis comes first
+    axes = ph.lattice.tap_positions(nearest)[nearest.taps.sum(dim=1) == 1].flip(0)
     frequencies = centered_grid(size).double() * scale / size
     interpolation = torch.sinc(frequencies @ axes.T).prod(dim=1)
     taps = torch.cos(2 * math.pi * frequencies @ offsets.T) @ ph.lattice.gaussian_weight(2, 2, torch.float64)

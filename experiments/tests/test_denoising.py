@@ -23,7 +23,6 @@ from experiments.denoising.walk import walk_to_neighbors
 from experiments.results import Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings
 from permutohedral.errors import InputError
-from permutohedral.lattice import gaussian_weight
 
 
 def made_images(split: str, folder: Path | None = None, limit: int | None = None) -> list[GrayImage]:
@@ -114,7 +113,7 @@ def test_symmetric_normalization_is_that_of_the_released_layer_with_its_walk() -
     points = 4 * torch.rand(60, 3, generator=torch.Generator().manual_seed(1))
     lattice = ph.build_lattice(points, neighborhood_size=2)
     lattice = replace(lattice, neighbors=walk_to_neighbors(lattice))
-    weight = gaussian_weight(3, 2)
+    weight = ph.lattice.gaussian_weight(3, 2)
     rows, columns = torch.arange(60)[:, None], lattice.source.vertices.reshape(60, 4).long()
     slicing = torch.zeros(60, lattice.num_lattice_points)
     slicing[rows, columns] = lattice.source.barycentric.reshape(60, 4)

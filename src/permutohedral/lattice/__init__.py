@@ -1,7 +1,7 @@
 """Lattices: build them, measure them, forecast their memory. See also `ph.features` and `ph.levels`."""
 
 from permutohedral.lattice.bounded import build_bounded_lattice
-from permutohedral.lattice.geometry import reach
+from permutohedral.lattice.geometry import reach, tap_positions
 from permutohedral.lattice.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.lattice.memory import MemoryForecast, forecast_memory
 from permutohedral.lattice.neighborhood import Neighborhood, gaussian_weight
@@ -18,4 +18,5 @@ __all__ = [
     "forecast_memory",
     "gaussian_weight",
     "reach",
+    "tap_positions",
 ]

@@ -42,7 +42,8 @@ def reach(axis: int, neighborhood_size: int = 2, halo: int = 0) -> float:
 def tap_positions(neighborhood: Neighborhood) -> Tensor:
     """Return the positions of the taps in units of the features: float64 `[filter_size, d]`.
 
-    >>> tap_positions(Neighborhood(2, 1)).norm(dim=1).round(decimals=6).tolist()
+    >>> import permutohedral as ph
+    >>> ph.lattice.tap_positions(ph.lattice.Neighborhood(2, 1)).norm(dim=1).round(decimals=6).tolist()
     [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     taps = neighborhood.taps

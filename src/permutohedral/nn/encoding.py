@@ -24,7 +24,7 @@ _MULTIPLIER = 2531011
 # a position at the bounds may round to the cell beyond them
 _ROUNDING = 1e-3
 
-# positions outside of the bounds by this many of their extents are in other units; of so many points
+# positions this many extents outside of the bounds are in other units; number of points that are checked
 _FAR_OUTSIDE, _LOOKED_AT = 1.0, 1024
 
 # lattice points are integers of 32 bits

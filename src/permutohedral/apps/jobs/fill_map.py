@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import permutohedral as ph
 from permutohedral.apps.io.settings import PathLike, Progress
 from permutohedral.apps.jobs.batch import Errors, Inputs
 from permutohedral.apps.jobs.guided_maps import SIGMA_CHROMA, SIGMA_LUMA, SIGMA_SPACE, GuidedMap, Task, process_maps
@@ -41,11 +40,7 @@ def fill_map(
     """
 
     def compute(task: Task) -> Tensor:
-        task.check_same_size()
-        solved = ph.bilateral_solver(
-            task.values, task.guide, sample_weight=task.sample_weight, smoothness=smoothness, sigma_space=sigma_space,
-            sigma_color=task.sigma_color,
-        )  # fmt: skip
+        solved = task.solve(smoothness, sigma_space)
         known = task.values.isfinite()
         if task.sample_weight is not None:
             known &= task.sample_weight > 0

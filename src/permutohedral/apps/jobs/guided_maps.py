@@ -50,6 +50,14 @@ class Task(NamedTuple):
         """Raise `InputError` unless the map has the size of its guide."""
         batch.check_same_size(self.source, self.values, self.photo, self.guide, "upsample a smaller map")
 
+    def solve(self, smoothness: float, sigma_space: float) -> Tensor:
+        """Smooth the map along the edges of the guide, and fill its holes."""
+        self.check_same_size()
+        return ph.bilateral_solver(
+            self.values, self.guide, sample_weight=self.sample_weight, smoothness=smoothness, sigma_space=sigma_space,
+            sigma_color=self.sigma_color,
+        )  # fmt: skip
+
 
 def process_maps(
     compute: Callable[[Task], Tensor],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-import permutohedral as ph
 from permutohedral.apps.io.settings import PathLike, Progress
 from permutohedral.apps.jobs.batch import Errors, Inputs
 from permutohedral.apps.jobs.guided_maps import SIGMA_CHROMA, SIGMA_LUMA, SIGMA_SPACE, GuidedMap, Task, process_maps
@@ -40,11 +39,7 @@ def solve_map(
     """
 
     def compute(task: Task) -> Tensor:
-        task.check_same_size()
-        return ph.bilateral_solver(
-            task.values, task.guide, sample_weight=task.sample_weight, smoothness=smoothness, sigma_space=sigma_space,
-            sigma_color=task.sigma_color,
-        )  # fmt: skip
+        return task.solve(smoothness, sigma_space)
 
     sigmas = sigma_luma, sigma_chroma
     return process_maps(
